@@ -1,0 +1,53 @@
+"""Pytest fixtures: a real Redis, and a SyncGuard backend on it.
+
+Pytest loads this module in every session of everybody who installed SyncGuard; drivers and
+backends are therefore imported inside the fixtures that need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from syncguard.testing.server import RedisServer
+
+if TYPE_CHECKING:
+    from syncguard.redis import RedisBackend
+
+
+@pytest.fixture(scope="session")
+def syncguard_redis_server() -> Iterator[RedisServer]:
+    """One Redis for the whole session (one per worker under pytest-xdist), not emptied."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def syncguard_redis(syncguard_redis_server: RedisServer) -> RedisServer:
+    """The session's Redis, running and empty at the start of each test.
+
+    A test may kill or pause it. A test that changes its configuration should start a
+    ``RedisServer`` of its own.
+    """
+    server = syncguard_redis_server
+    if not server.is_running:
+        server.restart()
+    server.resume()
+    with server.client() as client:
+        client.flushall()
+    return server
+
+
+@pytest.fixture
+def syncguard_backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
+    """A blocking ``RedisBackend`` with the default prefix on an empty Redis."""
+    from syncguard.redis import RedisBackend
+
+    with syncguard_redis.client() as client:
+        backend = RedisBackend(client)
+        try:
+            yield backend
+        finally:
+            backend.close()
