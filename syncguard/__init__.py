@@ -1,0 +1,86 @@
+"""Distributed locks with fencing tokens.
+
+Public names, and nothing else. Imports no driver: the backends are in ``syncguard.redis``.
+"""
+
+from syncguard.backend import LockBackend
+from syncguard.clock import is_live, redis_server_time_ms
+from syncguard.constants import (
+    DEFAULT_KEY_PREFIX,
+    DEFAULT_TTL_MS,
+    FENCE_MAX,
+    FENCE_WARN,
+    MAX_KEY_LENGTH_BYTES,
+    TIME_TOLERANCE_MS,
+)
+from syncguard.diagnostics import get_by_id, get_by_id_raw, get_by_key, get_by_key_raw, owns
+from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
+from syncguard.handles import Acquired
+from syncguard.held import Held
+from syncguard.keys import (
+    format_fence,
+    generate_lock_id,
+    hash_key,
+    make_storage_key,
+    normalize_and_validate_key,
+    validate_lock_id,
+)
+from syncguard.lock import Lock, hold, lock
+from syncguard.telemetry import with_telemetry
+from syncguard.types import (
+    Acquisition,
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockEvent,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseErrorContext,
+    ReleaseResult,
+    has_fence,
+)
+
+__all__ = [
+    "DEFAULT_KEY_PREFIX",
+    "DEFAULT_TTL_MS",
+    "ERROR_CODES",
+    "FENCE_MAX",
+    "FENCE_WARN",
+    "MAX_KEY_LENGTH_BYTES",
+    "TIME_TOLERANCE_MS",
+    "Acquired",
+    "Acquisition",
+    "BackendCapabilities",
+    "Contended",
+    "ErrorContext",
+    "ExtendResult",
+    "Held",
+    "Lock",
+    "LockBackend",
+    "LockError",
+    "LockEvent",
+    "LockInfo",
+    "LockInfoDebug",
+    "LockLost",
+    "NotAdopted",
+    "ReleaseErrorContext",
+    "ReleaseResult",
+    "format_fence",
+    "generate_lock_id",
+    "get_by_id",
+    "get_by_id_raw",
+    "get_by_key",
+    "get_by_key_raw",
+    "has_fence",
+    "hash_key",
+    "hold",
+    "is_live",
+    "lock",
+    "make_storage_key",
+    "normalize_and_validate_key",
+    "owns",
+    "redis_server_time_ms",
+    "validate_lock_id",
+    "with_telemetry",
+]

@@ -1,0 +1,87 @@
+"""How ``lock()`` comes to its lock, as a generator that neither blocks nor awaits.
+
+It yields what it wants done, an ``Attempt`` or a ``Pause``, and is sent what came of it. A
+blocking and an asyncio driver do the doing; a test drives it with a clock of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Final, TypeVar, cast
+
+from syncguard.backend import Refusal
+from syncguard.errors import LockError
+from syncguard.types import Acquisition
+
+GrantT = TypeVar("GrantT")
+
+_NEVER: Final = float("inf")
+
+MAX_DELAY_MS: Final = 3_600_000
+"""Doubling stops here: an hour between two attempts is backoff enough, and a float has an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Try once. Send the grant, or the refusal."""
+
+    wait_ms: int
+    """How long the pause after a refusal will be; 0 if there will be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so long, or until woken. Send whether it was a wake-up."""
+
+    ms: float
+
+
+Acquiring = Generator[Attempt | Pause, GrantT | Refusal | bool, GrantT]
+
+
+def backoff_ms(policy: Acquisition, retries: int, chance: Callable[[], float]) -> float:
+    """The delay before the next retry, when so many have been used. ``chance`` is in [0, 1)."""
+    delay = float(policy.retry_delay_ms)
+    if policy.backoff == "exponential":
+        delay = min(delay * 2.0 ** min(retries, 64), MAX_DELAY_MS)
+    if policy.jitter == "equal":
+        return delay / 2 + delay / 2 * chance()
+    if policy.jitter == "full":
+        return delay * chance()
+    return delay
+
+
+def acquiring(
+    policy: Acquisition,
+    clock_ms: Callable[[], float],
+    chance: Callable[[], float] = random.random,
+) -> Acquiring[GrantT]:
+    """Attempts and pauses until the lock is granted, or ``AcquisitionTimeout``."""
+    deadline = clock_ms() + policy.timeout_ms
+    retries = 0
+    while True:
+        delay = backoff_ms(policy, retries, chance)
+        last = retries >= policy.max_retries
+        pause = 0.0 if last else max(0.0, min(delay, deadline - clock_ms()))
+        answer = yield Attempt(wait_ms=int(pause))
+        if not isinstance(answer, Refusal):
+            return cast("GrantT", answer)
+        left = deadline - clock_ms()
+        if last or left <= 0:
+            raise LockError("AcquisitionTimeout", _gave_up(policy, last))
+        pause = min(delay, left)
+        # The holder's lock runs out before our delay does: be there when it does.
+        expires_in = _NEVER if answer.remaining_ms is None else answer.remaining_ms + 1
+        woken = yield Pause(min(pause, expires_in))
+        # Only a delay that ran out is a retry. Were wake-ups counted, a busy lock would turn its
+        # waiters away long before their time.
+        if not woken and pause <= expires_in:
+            retries += 1
+
+
+def _gave_up(policy: Acquisition, retries_used_up: bool) -> str:
+    retries, time = f"after {policy.max_retries} retries", f"within {policy.timeout_ms} ms"
+    limit = retries if retries_used_up else time
+    return f"the lock could not be acquired {limit}: somebody else holds it"

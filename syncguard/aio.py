@@ -1,0 +1,87 @@
+"""SyncGuard for asyncio: the same public names as ``syncguard``, to be awaited."""
+
+from syncguard.async_lock import AsyncLock, hold, lock
+from syncguard.async_telemetry import with_telemetry
+from syncguard.backend import AsyncLockBackend
+from syncguard.clock import is_live, redis_server_time_ms
+from syncguard.constants import (
+    DEFAULT_KEY_PREFIX,
+    DEFAULT_TTL_MS,
+    FENCE_MAX,
+    FENCE_WARN,
+    MAX_KEY_LENGTH_BYTES,
+    TIME_TOLERANCE_MS,
+)
+from syncguard.diagnostics import aget_by_id as get_by_id
+from syncguard.diagnostics import aget_by_id_raw as get_by_id_raw
+from syncguard.diagnostics import aget_by_key as get_by_key
+from syncguard.diagnostics import aget_by_key_raw as get_by_key_raw
+from syncguard.diagnostics import aowns as owns
+from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
+from syncguard.handles import AsyncAcquired
+from syncguard.held import Held
+from syncguard.keys import (
+    format_fence,
+    generate_lock_id,
+    hash_key,
+    make_storage_key,
+    normalize_and_validate_key,
+    validate_lock_id,
+)
+from syncguard.types import (
+    Acquisition,
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockEvent,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseErrorContext,
+    ReleaseResult,
+    has_fence,
+)
+
+__all__ = [
+    "DEFAULT_KEY_PREFIX",
+    "DEFAULT_TTL_MS",
+    "ERROR_CODES",
+    "FENCE_MAX",
+    "FENCE_WARN",
+    "MAX_KEY_LENGTH_BYTES",
+    "TIME_TOLERANCE_MS",
+    "Acquisition",
+    "AsyncAcquired",
+    "AsyncLock",
+    "AsyncLockBackend",
+    "BackendCapabilities",
+    "Contended",
+    "ErrorContext",
+    "ExtendResult",
+    "Held",
+    "LockError",
+    "LockEvent",
+    "LockInfo",
+    "LockInfoDebug",
+    "LockLost",
+    "NotAdopted",
+    "ReleaseErrorContext",
+    "ReleaseResult",
+    "format_fence",
+    "generate_lock_id",
+    "get_by_id",
+    "get_by_id_raw",
+    "get_by_key",
+    "get_by_key_raw",
+    "has_fence",
+    "hash_key",
+    "hold",
+    "is_live",
+    "lock",
+    "make_storage_key",
+    "normalize_and_validate_key",
+    "owns",
+    "redis_server_time_ms",
+    "validate_lock_id",
+    "with_telemetry",
+]

@@ -1,0 +1,184 @@
+"""Auto-extend for asyncio: one task per event loop, over the same schedule as the thread's.
+
+Each backend is extended by a short-lived task of its own, so that one dead server delays neither
+the others nor the news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from typing import Final
+
+from syncguard.backend import AsyncExtendChannel, AsyncLockBackend
+from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockError
+from syncguard.extending import AsyncCallingChannel
+from syncguard.heartbeat import CONNECT_MS, IDLE_MS
+from syncguard.held import Held
+from syncguard.losing import announce_async
+from syncguard.schedule import Beat, Schedule
+
+_LEAST_PATIENCE_MS: Final = 50.0
+
+
+class AsyncLane:
+    """One backend's way: its connection, what waits for it, and the task that is extending."""
+
+    def __init__(self, backend: AsyncLockBackend) -> None:
+        self.backend = backend
+        self.channel: AsyncExtendChannel | None = None
+        self.waiting: list[Beat[AsyncLane]] = []
+        self.task: asyncio.Task[None] | None = None
+        self.watched = 0
+        self.used_at_ms = holder_clock_ms()
+
+    @property
+    def idle(self) -> bool:
+        unused_ms = holder_clock_ms() - self.used_at_ms
+        return self.watched == 0 and self.task is None and unused_ms > IDLE_MS
+
+    async def open(self, timeout_ms: float) -> AsyncExtendChannel:
+        opener = getattr(self.backend, "open_extend_channel", None)
+        channel = await opener(timeout_ms) if opener is not None else None
+        return AsyncCallingChannel(self.backend) if channel is None else channel
+
+    async def hang_up(self) -> None:
+        channel, self.channel = self.channel, None
+        if channel is not None:
+            with contextlib.suppress(Exception):
+                await channel.close()
+
+
+class AsyncHeartbeat:
+    """The scheduler of one event loop."""
+
+    def __init__(self) -> None:
+        self._schedule: Schedule[AsyncLane] = Schedule()
+        self._lanes: dict[int, AsyncLane] = {}
+        self._bell = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(
+        self,
+        held: Held,
+        backend: AsyncLockBackend,
+        ttl_ms: int,
+        *,
+        renews: bool,
+        max_hold_ms: int | None,
+    ) -> Beat[AsyncLane]:
+        lane = self._lanes.get(id(backend))
+        if lane is None:
+            lane = self._lanes[id(backend)] = AsyncLane(backend)
+        lane.watched += 1
+        lane.used_at_ms = holder_clock_ms()
+        sent_at_ms = held.deadline_ms - ttl_ms
+        beat = self._schedule.add(
+            held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
+        )
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        self._bell.set()
+        return beat
+
+    def unwatch(self, beat: Beat[AsyncLane]) -> None:
+        if not beat.over:
+            self._schedule.remove(beat)
+            beat.lane.watched -= 1
+
+    async def _run(self) -> None:
+        try:
+            while await self._has_work():
+                self._beat()
+                await self._sleep()
+        finally:
+            for lane in self._lanes.values():
+                if lane.task is not None:
+                    lane.task.cancel()
+                await lane.hang_up()
+
+    async def _has_work(self) -> bool:
+        for key in [key for key, lane in self._lanes.items() if lane.idle]:
+            await self._lanes.pop(key).hang_up()
+        return bool(self._lanes)
+
+    def _beat(self) -> None:
+        lost, due = self._schedule.take_due(holder_clock_ms())
+        for beat in due:
+            beat.lane.waiting.append(beat)
+        for beat in lost:
+            self._lose(beat)
+        for lane in self._lanes.values():
+            lane.waiting = [beat for beat in lane.waiting if not beat.over]
+            if lane.waiting and lane.task is None:
+                lane.task = asyncio.ensure_future(self._extend(lane))
+
+    async def _sleep(self) -> None:
+        next_ms = self._schedule.next_ms()
+        now_ms = holder_clock_ms()
+        timeout_s = (IDLE_MS if next_ms is None else max(0.0, next_ms - now_ms)) / 1000
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._bell.wait(), timeout_s)
+        self._bell.clear()
+
+    async def _extend(self, lane: AsyncLane) -> None:
+        beats, lane.waiting = lane.waiting, []
+        try:
+            if lane.channel is None:
+                least, most = CONNECT_MS
+                left = min(beat.lost_at_ms for beat in beats) - holder_clock_ms()
+                timeout_ms = min(most, max(least, left))
+                lane.channel = await asyncio.wait_for(lane.open(timeout_ms), timeout_ms / 1000)
+            sent_at_ms = lane.used_at_ms = holder_clock_ms()
+            patience_ms = max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat in beats) / 3)
+            answers = await asyncio.wait_for(
+                lane.channel.extend([(beat.held.lock_id, beat.ttl_ms) for beat in beats]),
+                patience_ms / 1000,
+            )
+        except Exception:
+            for beat in beats:
+                self._schedule.failed(beat, holder_clock_ms())
+            await lane.hang_up()
+        else:
+            for beat, answer in zip(beats, answers, strict=True):
+                if beat.over:
+                    continue
+                if isinstance(answer, LockError):
+                    self._schedule.failed(beat, holder_clock_ms())
+                elif answer.ok:
+                    assert answer.expires_at_ms is not None
+                    self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
+                else:
+                    self._lose(beat)
+        finally:
+            lane.task = None
+            self._bell.set()
+
+    def _lose(self, beat: Beat[AsyncLane]) -> None:
+        self.unwatch(beat)
+        announce_async(beat.held)
+
+
+_heartbeats: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncHeartbeat]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def watch(
+    held: Held,
+    backend: AsyncLockBackend,
+    ttl_ms: int,
+    *,
+    renews: bool = True,
+    max_hold_ms: int | None = None,
+) -> Beat[AsyncLane]:
+    """Extend a lock until ``unwatch``; ``renews=False`` only tells when it is lost."""
+    heartbeat = _heartbeats.setdefault(asyncio.get_running_loop(), AsyncHeartbeat())
+    return heartbeat.watch(held, backend, ttl_ms, renews=renews, max_hold_ms=max_hold_ms)
+
+
+def unwatch(beat: Beat[AsyncLane]) -> None:
+    """Stop extending. An extension that is under way can do no harm: it never resurrects."""
+    _heartbeats[asyncio.get_running_loop()].unwatch(beat)

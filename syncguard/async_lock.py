@@ -1,0 +1,228 @@
+"""``syncguard.aio.lock``: acquire with retries, hold, release on every way out. For asyncio.
+
+The decisions are made elsewhere (``acquisition``, ``options``, ``schedule``); this is the driver
+that awaits, the twin of ``lock``. A task that is cancelled while it acquires or releases leaves
+no lock behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from syncguard import async_heartbeat as heartbeat
+from syncguard.acquisition import Acquiring, Attempt, acquiring
+from syncguard.backend import AsyncLockBackend, Refusal, check_signal
+from syncguard.cancellation import settle
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.handles import AsyncAcquired
+from syncguard.held import Held, OnLost
+from syncguard.lock import DEFAULT_ACQUISITION
+from syncguard.losing import announce_async
+from syncguard.options import (
+    Options,
+    came_too_late,
+    check_decorated,
+    in_use,
+    lock_lost,
+    was_lost,
+)
+from syncguard.schedule import Beat
+from syncguard.types import Acquisition, OnReleaseError, Signal
+from syncguard.waiting import open_async_waiter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def lock(
+    backend: AsyncLockBackend,
+    key: str,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    *,
+    acquisition: Acquisition = DEFAULT_ACQUISITION,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+    signal: Signal | None = None,
+) -> AsyncLock:
+    """A lock for an ``async with`` block or, as a decorator, for an ``async def`` function.
+
+    The twin of ``syncguard.lock``, with the same options; ``on_lost`` may be ``async def``.
+    """
+    options = Options(
+        key,
+        ttl_ms,
+        acquisition,
+        auto_extend,
+        max_hold_ms,
+        holder,
+        on_lost,
+        on_release_error,
+        signal,
+    )
+    return AsyncLock(backend, options)
+
+
+def hold(
+    backend: AsyncLockBackend,
+    acquired: AsyncAcquired,
+    *,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+) -> AsyncLock:
+    """Hold a lock that is acquired already, for one block: for what ``adopt`` returns."""
+    options = Options(
+        acquired.key,
+        acquired.ttl_ms,
+        DEFAULT_ACQUISITION,
+        auto_extend,
+        max_hold_ms,
+        None,
+        on_lost,
+        on_release_error,
+        None,
+    )
+    return AsyncLock(backend, options, acquired)
+
+
+class AsyncLock:
+    """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
+
+    def __init__(
+        self, backend: AsyncLockBackend, options: Options, acquired: AsyncAcquired | None = None
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._acquired = acquired
+        self._held: Held | None = None
+        self._beat: Beat[heartbeat.AsyncLane] | None = None
+
+    async def __aenter__(self) -> Held:
+        if self._held is not None and not self._held.in_forked_child:
+            raise in_use()
+        acquired, self._acquired = self._acquired, None
+        return self._hold(acquired or await self._acquire())
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held, self._held = self._held, None
+        assert held is not None
+        if held.in_forked_child:
+            return  # the parent's lock: neither to release nor to judge
+        if self._beat is not None:
+            heartbeat.unwatch(self._beat)
+        options, known_lost = self._options, held.known_lost
+        released = await options.disposal_of(self._backend.disposal, held).release_async(
+            lambda: self._backend.release(held.lock_id), options.release_context(held)
+        )
+        if was_lost(held, known_lost, released):
+            announce_async(held)
+            if error is None:
+                raise lock_lost(options.key, held)
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        check_decorated(function, wants_async=True)
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with AsyncLock(self._backend, self._options):
+                return await function(*args, **kwargs)
+
+        return locked
+
+    def __repr__(self) -> str:
+        return f"<lock on {self._backend!r}>"
+
+    async def _acquire(self) -> AsyncAcquired:
+        options = self._options
+        steps: Acquiring[AsyncAcquired] = acquiring(options.acquisition, _monotonic_ms)
+        waiter = open_async_waiter(self._backend, options.key)
+        acquired: AsyncAcquired | None = None
+        try:
+            answer: AsyncAcquired | Refusal | bool | None = None
+            while acquired is None:
+                try:
+                    step = next(steps) if answer is None else steps.send(answer)
+                except StopIteration as done:
+                    acquired = done.value
+                    continue
+                if isinstance(step, Attempt):
+                    check_signal(options.signal)
+                    answer = await waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
+                    if not isinstance(answer, Refusal) and came_too_late(answer):
+                        await self._backend.release(answer.lock_id)
+                        answer = Refusal()
+                else:
+                    answer = await waiter.wait(step.ms, options.signal)
+        finally:
+            try:
+                await settle(waiter.close())
+            except BaseException:
+                # Cancelled with the lock in hand, on the last step to the caller.
+                if acquired is not None:
+                    await settle(self._backend.release(acquired.lock_id))
+                raise
+        return acquired
+
+    def _hold(self, acquired: AsyncAcquired) -> Held:
+        options = self._options
+        held = self._held = Held(acquired, options.on_lost)
+        self._beat = None
+        if options.watched:
+            self._beat = heartbeat.watch(
+                held,
+                self._backend,
+                options.ttl_ms,
+                renews=options.auto_extend,
+                max_hold_ms=options.max_hold_ms,
+            )
+        return held
+
+
+class AsyncLockable:
+    """Gives an asyncio backend the method ``lock``."""
+
+    def lock(
+        self: AsyncLockBackend,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        acquisition: Acquisition = DEFAULT_ACQUISITION,
+        auto_extend: bool = False,
+        max_hold_ms: int | None = None,
+        holder: str | None = None,
+        on_lost: OnLost | None = None,
+        on_release_error: OnReleaseError | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncLock:
+        """``syncguard.aio.lock`` on this backend."""
+        return lock(
+            self,
+            key,
+            ttl_ms,
+            acquisition=acquisition,
+            auto_extend=auto_extend,
+            max_hold_ms=max_hold_ms,
+            holder=holder,
+            on_lost=on_lost,
+            on_release_error=on_release_error,
+            signal=signal,
+        )
+
+
+def _monotonic_ms() -> float:
+    return time.monotonic() * 1000

@@ -1,0 +1,222 @@
+"""``syncguard.aio.with_telemetry``: the twin of ``telemetry``, for asyncio backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from syncguard.async_lock import AsyncLockable
+from syncguard.backend import (
+    AsyncExtendChannel,
+    AsyncLockBackend,
+    AsyncWaiter,
+    Extension,
+    Refusal,
+)
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.disposal import Disposal
+from syncguard.errors import LockError
+from syncguard.events import IncludeRaw, OnEvent, Reporter
+from syncguard.handles import AsyncAcquired
+from syncguard.telemetry import _known, report_extension
+from syncguard.types import (
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseResult,
+    Signal,
+)
+from syncguard.waiting import open_async_waiter
+
+
+def with_telemetry(
+    backend: AsyncLockBackend, on_event: OnEvent, include_raw: IncludeRaw = False
+) -> AsyncReportingBackend:
+    """The same backend, reporting a ``LockEvent`` of every operation to ``on_event``.
+
+    The callback may be ``async def``; it is never awaited by the operation, and what it raises
+    never reaches the lock.
+    """
+    return AsyncReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
+
+
+class AsyncReportingBackend(AsyncLockable):
+    """What ``with_telemetry`` returns."""
+
+    def __init__(self, backend: AsyncLockBackend, reporter: Reporter) -> None:
+        self._inner = backend
+        self._report = reporter.report
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return self._inner.capabilities
+
+    @property
+    def disposal(self) -> Disposal:
+        return self._inner.disposal
+
+    def hash(self, value: str) -> str:
+        return self._inner.hash(value)
+
+    def __repr__(self) -> str:
+        return f"with_telemetry({self._inner!r})"
+
+    async def acquire(
+        self,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | Contended:
+        try:
+            result = await self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
+        except LockError:
+            self._report("acquire", False, key=_known(key))
+            raise
+        return self._contended(key) if isinstance(result, Contended) else self._acquired(result)
+
+    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
+        try:
+            result = await self._inner.release(lock_id, signal=signal)
+        except LockError:
+            self._report("release", False, lock_id=_known(lock_id))
+            raise
+        self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
+        return result
+
+    async def extend(
+        self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
+    ) -> ExtendResult:
+        try:
+            result = await self._inner.extend(lock_id, ttl_ms, signal=signal)
+        except LockError:
+            self._report("extend", False, lock_id=_known(lock_id))
+            raise
+        self._report("extend", result.ok, lock_id=lock_id, reason=result.reason)
+        return result
+
+    async def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | NotAdopted:
+        """Reported as ``extend``: the lock lives on, in other hands."""
+        try:
+            result = await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
+        except LockError:
+            self._report("extend", False, lock_id=_known(lock_id))
+            raise
+        if isinstance(result, NotAdopted):
+            self._report("extend", False, lock_id=lock_id, reason=result.reason)
+            return result
+        self._report("extend", True, key=result.key, lock_id=result.lock_id)
+        return dataclasses.replace(result, backend=self)
+
+    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
+        try:
+            locked = await self._inner.is_locked(key, signal=signal)
+        except LockError:
+            self._report("isLocked", False, key=_known(key))
+            raise
+        self._report("isLocked", locked, key=key)
+        return locked
+
+    async def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None:
+        try:
+            info = await self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
+        except LockError:
+            self._report("lookup", False, key=_known(key), lock_id=_known(lock_id))
+            raise
+        self._report("lookup", info is not None, key=key, lock_id=lock_id)
+        return info
+
+    async def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None:
+        info = await self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        self._report("lookup", info is not None, key=key, lock_id=lock_id)
+        return info
+
+    async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
+        return await self._inner.live_locks(limit, offset)
+
+    async def count_live_locks(self) -> int:
+        return await self._inner.count_live_locks()
+
+    async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
+        result = await self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+        self._report(
+            "release",
+            result.ok,
+            key_hash=key_hash,
+            lock_id_hash=lock_id_hash,
+            reason=result.reason,
+        )
+        return result
+
+    def open_waiter(self, key: str) -> AsyncWaiter:
+        return _ReportingWaiter(self, open_async_waiter(self._inner, key), key)
+
+    async def open_extend_channel(self, timeout_ms: float) -> AsyncExtendChannel | None:
+        opener = getattr(self._inner, "open_extend_channel", None)
+        channel: AsyncExtendChannel | None = (
+            await opener(timeout_ms) if opener is not None else None
+        )
+        # Without a channel the heartbeat awaits our extend, which reports.
+        return None if channel is None else _ReportingChannel(self, channel)
+
+    def _acquired(self, result: AsyncAcquired) -> AsyncAcquired:
+        self._report("acquire", True, key=result.key, lock_id=result.lock_id)
+        return dataclasses.replace(result, backend=self)
+
+    def _contended(self, key: str) -> Contended:
+        self._report("acquire", False, key=key, reason="locked")
+        return Contended()
+
+
+class _ReportingWaiter:
+    def __init__(self, backend: AsyncReportingBackend, inner: AsyncWaiter, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._inner = inner
+        self.wait = inner.wait
+        self.close = inner.close
+
+    async def attempt(
+        self, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> AsyncAcquired | Refusal:
+        try:
+            answer = await self._inner.attempt(ttl_ms, holder, wait_ms)
+        except LockError:
+            self._backend._report("acquire", False, key=_known(self._key))
+            raise
+        if isinstance(answer, Refusal):
+            self._backend._contended(self._key)
+            return answer
+        return self._backend._acquired(answer)
+
+
+class _ReportingChannel:
+    def __init__(self, backend: AsyncReportingBackend, inner: AsyncExtendChannel) -> None:
+        self._backend = backend
+        self._inner = inner
+        self.close = inner.close
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
+        answers = await self._inner.extend(extensions)
+        for (lock_id, _), answer in zip(extensions, answers, strict=True):
+            report_extension(self._backend._report, lock_id, answer)
+        return answers

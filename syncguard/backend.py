@@ -1,0 +1,232 @@
+"""What a backend is: the protocols that ``lock()``, telemetry and the adapters build on.
+
+``LockBackend`` and ``AsyncLockBackend`` are the contract; ``syncguard.testing`` publishes the
+suite that holds a backend to it. Operations are single attempts: retries live in ``lock()``.
+
+A backend may also offer ``open_waiter`` (to be woken instead of sleeping) and
+``open_extend_channel`` (to extend many locks on a connection of its own). Without them
+``lock()`` sleeps between attempts, and heartbeats call ``extend``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from syncguard.disposal import Disposal
+from syncguard.errors import LockError, invalid_argument
+from syncguard.handles import Acquired, AsyncAcquired
+from syncguard.types import (
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseResult,
+    Signal,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The lock is held; for ``remaining_ms`` longer at most, where the backend knows."""
+
+    remaining_ms: int | None = None
+
+
+class LockBackend(Protocol):
+    """A store of locks, blocking."""
+
+    @property
+    def capabilities(self) -> BackendCapabilities: ...
+
+    @property
+    def disposal(self) -> Disposal: ...
+
+    def acquire(
+        self,
+        key: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | Contended: ...
+
+    def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
+
+    def extend(
+        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
+    ) -> ExtendResult: ...
+
+    def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | NotAdopted: ...
+
+    def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
+
+    def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None: ...
+
+    def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None: ...
+
+    def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]: ...
+
+    def count_live_locks(self) -> int: ...
+
+    def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult: ...
+
+    def hash(self, value: str) -> str: ...
+
+
+class AsyncLockBackend(Protocol):
+    """A store of locks, for asyncio."""
+
+    @property
+    def capabilities(self) -> BackendCapabilities: ...
+
+    @property
+    def disposal(self) -> Disposal: ...
+
+    async def acquire(
+        self,
+        key: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | Contended: ...
+
+    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
+
+    async def extend(
+        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
+    ) -> ExtendResult: ...
+
+    async def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | NotAdopted: ...
+
+    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
+
+    async def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None: ...
+
+    async def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None: ...
+
+    async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]: ...
+
+    async def count_live_locks(self) -> int: ...
+
+    async def force_release(
+        self, key_hash: str, *, fence: str, lock_id_hash: str
+    ) -> ReleaseResult: ...
+
+    def hash(self, value: str) -> str: ...
+
+
+class Waiter(Protocol):
+    """One caller of ``lock()``, between its first attempt and its lock."""
+
+    def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int, /) -> Acquired | Refusal:
+        """Try once. ``wait_ms`` above 0: if refused, ``wait`` will be called for that long."""
+        ...
+
+    def wait(self, ms: float, signal: Signal | None) -> bool:
+        """Wait. True: woken, the lock was let go. False: the time is over.
+
+        Raises LockError("Aborted") within 100 ms of the signal.
+        """
+        ...
+
+    def close(self) -> None:
+        """Leave. A wake-up that was not used goes to the next waiter."""
+        ...
+
+
+class AsyncWaiter(Protocol):
+    """One caller of ``syncguard.aio.lock``, between its first attempt and its lock."""
+
+    async def attempt(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, /
+    ) -> AsyncAcquired | Refusal: ...
+
+    async def wait(self, ms: float, signal: Signal | None) -> bool: ...
+
+    async def close(self) -> None: ...
+
+
+Extension = tuple[str, int]
+"""A lock id, and the TTL to give it."""
+
+
+class ExtendChannel(Protocol):
+    """A connection of the heartbeat's own. After it was opened, nothing here may block."""
+
+    def fileno(self) -> int: ...
+
+    def send(self, extensions: Sequence[Extension]) -> None: ...
+
+    def receive(self) -> list[ExtendResult | LockError]:
+        """The answers that have arrived since, in the order of the sending."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class AsyncExtendChannel(Protocol):
+    """A connection of the heartbeat's own."""
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]: ...
+
+    async def close(self) -> None: ...
+
+
+@runtime_checkable
+class Wakeable(Protocol):
+    """A backend that can wake a waiter."""
+
+    def open_waiter(self, key: str) -> Waiter: ...
+
+
+@runtime_checkable
+class AsyncWakeable(Protocol):
+    """An asyncio backend that can wake a waiter."""
+
+    def open_waiter(self, key: str) -> AsyncWaiter: ...
+
+
+def check_signal(signal: Signal | None) -> None:
+    """Raise ``Aborted`` if the signal is set. Every operation asks before it does any I/O."""
+    if signal is None:
+        return
+    is_set = getattr(signal, "is_set", None)
+    if not callable(is_set):
+        raise invalid_argument("signal must have a method is_set(), like threading.Event")
+    if is_set():
+        raise LockError("Aborted")

@@ -1,0 +1,57 @@
+"""Asyncio's cancellation against locks: a cancelled task must not leave a lock behind.
+
+What has been sent to a server cannot be called back. So a mutation runs in a task of its own,
+which the caller's cancellation does not reach; the caller waits until it is settled, undoes what
+has to be undone, and only then lets the cancellation through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+GRACE_S: Final = 5.0
+"""How long a cancellation waits at most for a server that does not answer."""
+
+_background: Final[set[asyncio.Task[Any]]] = set()
+
+
+async def settle(operation: Coroutine[Any, Any, T]) -> T:
+    """Run the operation to its end, even if the caller is cancelled; then be cancelled."""
+    task = asyncio.ensure_future(operation)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await finished(task)
+        raise
+
+
+async def finished(task: asyncio.Task[T]) -> bool:
+    """Wait for a task, through any number of cancellations. False: it took too long.
+
+    A task that took too long goes on in the background.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + GRACE_S
+    while not task.done():
+        left = deadline - loop.time()
+        if left <= 0:
+            _background.add(task)
+            task.add_done_callback(_forget)
+            return False
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError:
+            continue
+    if not task.cancelled():
+        task.exception()  # marks it as seen: the caller reports the cancellation instead
+    return True
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _background.discard(task)
+    if not task.cancelled():
+        task.exception()

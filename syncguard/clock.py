@@ -1,0 +1,39 @@
+"""Time: the one liveness predicate, the server's clock, and the holder's own clock.
+
+Every decision "is this lock live?" goes through ``is_live``; the Lua scripts repeat the same
+comparison with the tolerance handed to them, so that the number stands in one place.
+"""
+
+from __future__ import annotations
+
+import time
+
+from syncguard.constants import TIME_TOLERANCE_MS
+
+__all__ = ["TIME_TOLERANCE_MS", "holder_clock_ms", "is_live", "redis_server_time_ms"]
+
+
+def is_live(expires_at_ms: int, now_ms: int, tolerance_ms: int = TIME_TOLERANCE_MS) -> bool:
+    """Whether a lock that expires at ``expires_at_ms`` counts as held at ``now_ms``."""
+    return expires_at_ms > now_ms - tolerance_ms
+
+
+def redis_server_time_ms(time_reply: tuple[int | str | bytes, int | str | bytes]) -> int:
+    """Milliseconds since the epoch from the two parts of Redis's TIME (seconds, microseconds)."""
+    seconds, microseconds = time_reply
+    return int(seconds) * 1000 + int(microseconds) // 1000
+
+
+# CLOCK_BOOTTIME goes on while the machine is suspended, as Redis does with our TTL; the plain
+# monotonic clock stops, and a laptop that slept through its TTL would believe it still holds.
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def holder_clock_ms() -> float:
+        """The holder's own clock, in milliseconds; never set back, and runs during suspend."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) / 1e6
+
+else:  # pragma: no cover - Linux has CLOCK_BOOTTIME; macOS's monotonic clock runs in suspend too
+
+    def holder_clock_ms() -> float:
+        """The holder's own clock, in milliseconds; never set back."""
+        return time.monotonic_ns() / 1e6

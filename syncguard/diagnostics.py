@@ -1,0 +1,74 @@
+"""Looking at locks: the recommended way to ask who holds what. For people and pages only.
+
+Nothing here may decide a mutation: between the look and the act, the lock may change hands.
+Release and extend check ownership themselves, in one step with what they do.
+"""
+
+from __future__ import annotations
+
+from syncguard.backend import AsyncLockBackend, LockBackend
+from syncguard.types import LockInfo, LockInfoDebug, Signal
+
+
+def get_by_key(backend: LockBackend, key: str, *, signal: Signal | None = None) -> LockInfo | None:
+    """The live lock on a key, sanitized."""
+    return backend.lookup(key=key, signal=signal)
+
+
+def get_by_id(
+    backend: LockBackend, lock_id: str, *, signal: Signal | None = None
+) -> LockInfo | None:
+    """The live lock with this id, sanitized."""
+    return backend.lookup(lock_id=lock_id, signal=signal)
+
+
+def get_by_key_raw(
+    backend: LockBackend, key: str, *, signal: Signal | None = None
+) -> LockInfoDebug | None:
+    """The live lock on a key with its raw key and lock id. SENSITIVE: do not log it."""
+    return backend._lookup_raw(key=key, lock_id=None, signal=signal)
+
+
+def get_by_id_raw(
+    backend: LockBackend, lock_id: str, *, signal: Signal | None = None
+) -> LockInfoDebug | None:
+    """The live lock with this id, with its raw key. SENSITIVE: do not log it."""
+    return backend._lookup_raw(key=None, lock_id=lock_id, signal=signal)
+
+
+def owns(backend: LockBackend, lock_id: str, *, signal: Signal | None = None) -> bool:
+    """Whether this id holds a live lock right now. For diagnostics only, never as a guard."""
+    return backend.lookup(lock_id=lock_id, signal=signal) is not None
+
+
+async def aget_by_key(
+    backend: AsyncLockBackend, key: str, *, signal: Signal | None = None
+) -> LockInfo | None:
+    """The live lock on a key, sanitized."""
+    return await backend.lookup(key=key, signal=signal)
+
+
+async def aget_by_id(
+    backend: AsyncLockBackend, lock_id: str, *, signal: Signal | None = None
+) -> LockInfo | None:
+    """The live lock with this id, sanitized."""
+    return await backend.lookup(lock_id=lock_id, signal=signal)
+
+
+async def aget_by_key_raw(
+    backend: AsyncLockBackend, key: str, *, signal: Signal | None = None
+) -> LockInfoDebug | None:
+    """The live lock on a key with its raw key and lock id. SENSITIVE: do not log it."""
+    return await backend._lookup_raw(key=key, lock_id=None, signal=signal)
+
+
+async def aget_by_id_raw(
+    backend: AsyncLockBackend, lock_id: str, *, signal: Signal | None = None
+) -> LockInfoDebug | None:
+    """The live lock with this id, with its raw key. SENSITIVE: do not log it."""
+    return await backend._lookup_raw(key=None, lock_id=lock_id, signal=signal)
+
+
+async def aowns(backend: AsyncLockBackend, lock_id: str, *, signal: Signal | None = None) -> bool:
+    """Whether this id holds a live lock right now. For diagnostics only, never as a guard."""
+    return await backend.lookup(lock_id=lock_id, signal=signal) is not None

@@ -1,0 +1,120 @@
+"""Letting go quietly: release on the way out, which never raises and never waits too long.
+
+Used by ``with backend.acquire(...)`` and by ``lock()``. What goes wrong reaches a callback, by
+default one that logs, without key and lock id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from syncguard.cancellation import settle
+from syncguard.errors import ErrorContext, LockError, invalid_argument
+from syncguard.keys import validate_ttl_ms
+from syncguard.types import OnReleaseError, ReleaseErrorContext, ReleaseResult
+
+_logger = logging.getLogger("syncguard")
+
+
+def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
+    """The default callback: say that a release failed and why, not of what."""
+    _logger.error(
+        "releasing a lock failed on leaving a %s block: %s: %s; its TTL will free it",
+        context.source,
+        error.code,
+        error,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Disposal:
+    """How a backend's locks are let go: whom to tell of errors, and how long to try."""
+
+    on_release_error: OnReleaseError = log_release_error
+    timeout_ms: int | None = None
+
+    @classmethod
+    def of(cls, on_release_error: OnReleaseError | None, timeout_ms: int | None) -> Disposal:
+        if on_release_error is not None and not callable(on_release_error):
+            raise invalid_argument("on_release_error must be callable")
+        if timeout_ms is not None:
+            validate_ttl_ms(timeout_ms, "dispose_timeout_ms")
+        return cls(on_release_error or log_release_error, timeout_ms)
+
+    def release(
+        self, release: Callable[[], ReleaseResult], context: ReleaseErrorContext
+    ) -> ReleaseResult | None:
+        """Release; None when it failed and the callback was told."""
+        try:
+            if self.timeout_ms is None:
+                return release()
+            return _within(release, self.timeout_ms)
+        except Exception as error:
+            self._tell(error, context)
+            return None
+
+    async def release_async(
+        self, release: Callable[[], Awaitable[ReleaseResult]], context: ReleaseErrorContext
+    ) -> ReleaseResult | None:
+        """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
+        try:
+            return await settle(_within_async(release, self.timeout_ms))
+        except Exception as error:
+            self._tell(error, context)
+            return None
+
+    def _tell(self, error: Exception, context: ReleaseErrorContext) -> None:
+        if not isinstance(error, LockError):
+            error = LockError("Internal", context=ErrorContext(cause=error))
+        try:
+            self.on_release_error(error, context)
+        except Exception:
+            # The traceback may show the identifiers that the callback was given: not into a log.
+            _logger.error("the on_release_error callback itself failed")
+
+
+def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseResult:
+    # A thread, because a blocked client cannot be interrupted from outside. It goes on trying
+    # after we gave up, so that a slow server still frees the lock before its TTL does.
+    outcome: list[ReleaseResult | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(release())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="syncguard-release", daemon=True)
+    thread.start()
+    thread.join(timeout_ms / 1000)
+    if not outcome:
+        raise _too_slow(timeout_ms)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def _within_async(
+    release: Callable[[], Awaitable[ReleaseResult]], timeout_ms: int | None
+) -> ReleaseResult:
+    if timeout_ms is None:
+        return await release()
+    task = asyncio.ensure_future(release())
+    done, _ = await asyncio.wait({task}, timeout=timeout_ms / 1000)
+    if not done:
+        task.add_done_callback(_ignore_outcome)
+        raise _too_slow(timeout_ms)
+    return task.result()
+
+
+def _ignore_outcome(task: asyncio.Future[ReleaseResult]) -> None:
+    if not task.cancelled():
+        task.exception()  # marks it as seen: the caller was told of the timeout already
+
+
+def _too_slow(timeout_ms: int) -> LockError:
+    return LockError("NetworkTimeout", f"the release did not finish within {timeout_ms} ms")

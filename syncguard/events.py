@@ -1,0 +1,81 @@
+"""Building and emitting lock events, for both kinds of backend. No lock operation can fail here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Final, Literal
+
+from syncguard.errors import invalid_argument
+from syncguard.types import LockEvent, OperationName
+
+OnEvent = Callable[[LockEvent], object]
+IncludeRaw = bool | Callable[[LockEvent], bool]
+
+_logger = logging.getLogger("syncguard")
+_running: Final[set[asyncio.Future[object]]] = set()
+
+
+class Reporter:
+    """Emits what happened, with hashes; with raw identifiers only where that is permitted."""
+
+    def __init__(self, on_event: OnEvent, include_raw: IncludeRaw, hash: Callable[[str], str]):
+        if not callable(on_event):
+            raise invalid_argument("on_event must be callable")
+        if not isinstance(include_raw, bool) and not callable(include_raw):
+            raise invalid_argument("include_raw must be True, False or a function of the event")
+        self._on_event = on_event
+        self._include_raw = include_raw
+        self._hash = hash
+
+    def report(
+        self,
+        operation: OperationName,
+        ok: bool,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        key_hash: str | None = None,
+        lock_id_hash: str | None = None,
+        reason: Literal["locked", "expired", "not-found"] | None = None,
+    ) -> None:
+        try:
+            event = LockEvent(
+                operation,
+                "ok" if ok else "fail",
+                key_hash=key_hash if key is None else self._hash(key),
+                lock_id_hash=lock_id_hash if lock_id is None else self._hash(lock_id),
+                reason=reason,
+            )
+            permitted = self._include_raw
+            if permitted if isinstance(permitted, bool) else permitted(event):
+                event = dataclasses.replace(event, key=key, lock_id=lock_id)
+            result = self._on_event(event)
+            if inspect.isawaitable(result):
+                _let_run(result)
+        except Exception:
+            # No traceback: with include_raw it could show what the event carried.
+            _logger.error("a telemetry callback failed; the lock operation was not affected")
+
+
+def _let_run(awaitable: object) -> None:
+    """Let an ``async def`` callback run in the loop; nobody waits for it."""
+
+    async def run() -> object:
+        try:
+            return await awaitable  # type: ignore[misc]
+        except Exception:
+            _logger.error("a telemetry callback failed; the lock operation was not affected")
+            return None
+
+    try:
+        task = asyncio.get_running_loop().create_task(run())
+    except RuntimeError:
+        if inspect.iscoroutine(awaitable):
+            awaitable.close()
+        raise
+    _running.add(task)
+    task.add_done_callback(_running.discard)

@@ -1,0 +1,292 @@
+"""Auto-extend for blocking code: one thread per process, whatever the number of locks and backends.
+
+The thread never blocks on a server: it sends what is due, watches all its connections at once,
+and gives a lock up at its deadline even if no server answers. Whatever may block (connecting, a
+user's ``on_lost``) runs on a thread of its own for as long as it takes. After a fork the child
+starts with nothing: the locks it inherited are its parent's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+from collections import deque
+from typing import Final
+
+from syncguard.backend import ExtendChannel, LockBackend
+from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockError
+from syncguard.extending import CallingChannel, as_lock_error
+from syncguard.held import Held
+from syncguard.losing import announce
+from syncguard.schedule import Beat, Schedule
+
+IDLE_MS: Final = 5_000
+"""How long the thread, and a connection, outlive the last lock that needed them."""
+
+CONNECT_MS: Final = (50.0, 5_000.0)
+"""The least and the most that connecting may take; between them, the nearest deadline decides."""
+
+_LEAST_PATIENCE_MS: Final = 50.0
+
+
+class Lane:
+    """One backend's way: its connection, what waits for it, and what it owes us."""
+
+    def __init__(self, backend: LockBackend) -> None:
+        self.backend = backend
+        self.channel: ExtendChannel | None = None
+        self.connecting = False
+        self.waiting: list[Beat[Lane]] = []
+        self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
+        self.watched = 0
+        self.used_at_ms = holder_clock_ms()
+
+    @property
+    def idle(self) -> bool:
+        unused_ms = holder_clock_ms() - self.used_at_ms
+        return self.watched == 0 and not self.connecting and unused_ms > IDLE_MS
+
+    def patience_ms(self) -> float:
+        """How long an answer may take before the connection is given up."""
+        return max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat, _ in self.in_flight) / 3)
+
+    def stalls_at_ms(self) -> float | None:
+        return self.in_flight[0][1] + self.patience_ms() if self.in_flight else None
+
+
+class Heartbeat:
+    """The scheduler. Use the module's ``watch`` and ``unwatch``."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()  # the schedule, the thread and the lanes' dictionary
+        self._schedule: Schedule[Lane] = Schedule()
+        self._lanes: dict[int, Lane] = {}
+        self._connected: deque[tuple[Lane, ExtendChannel | LockError]] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._clapper = socket.socketpair()
+        self._bell.setblocking(False)
+        self._clapper.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._thread: threading.Thread | None = None
+        self._sleeps_until_ms = 0.0
+
+    # -- called by holders --------------------------------------------------------------------
+
+    def watch(
+        self,
+        held: Held,
+        backend: LockBackend,
+        ttl_ms: int,
+        *,
+        renews: bool,
+        max_hold_ms: int | None,
+    ) -> Beat[Lane]:
+        sent_at_ms = held.deadline_ms - ttl_ms
+        with self._guard:
+            lane = self._lanes.get(id(backend))
+            if lane is None:
+                lane = self._lanes[id(backend)] = Lane(backend)
+            lane.watched += 1
+            lane.used_at_ms = holder_clock_ms()
+            beat = self._schedule.add(
+                held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
+            )
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="syncguard-heartbeat", daemon=True
+                )
+                self._thread.start()
+            must_ring = beat.when_ms < self._sleeps_until_ms
+        if must_ring:
+            self._ring()
+        return beat
+
+    def unwatch(self, beat: Beat[Lane]) -> None:
+        with self._guard:
+            self._drop(beat)
+
+    def _drop(self, beat: Beat[Lane]) -> None:
+        if not beat.over:
+            self._schedule.remove(beat)
+            beat.lane.watched -= 1
+
+    def _ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it rings already
+            self._clapper.send(b"!")
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._has_work():
+            self._give_up_and_collect()
+            for lane in self._lanes_now():
+                self._pump(lane)
+            self._sleep()
+            self._take_new_connections()
+            for lane in self._lanes_now():
+                self._check(lane)
+
+    def _lanes_now(self) -> list[Lane]:
+        with self._guard:
+            return list(self._lanes.values())
+
+    def _has_work(self) -> bool:
+        """Sweep what is idle. False: so are we, and the thread ends."""
+        with self._guard:
+            for key in [key for key, lane in self._lanes.items() if lane.idle]:
+                self._hang_up(self._lanes.pop(key))
+            if not self._lanes:
+                self._thread = None
+            return bool(self._lanes)
+
+    def _give_up_and_collect(self) -> None:
+        with self._guard:
+            lost, due = self._schedule.take_due(holder_clock_ms())
+            for beat in lost:
+                self._drop(beat)
+        for beat in due:
+            beat.lane.waiting.append(beat)
+        for beat in lost:
+            announce(beat.held)
+
+    def _pump(self, lane: Lane) -> None:
+        """Send what waits; connect first where there is no connection."""
+        lane.waiting = [beat for beat in lane.waiting if not beat.over]
+        if not lane.waiting:
+            return
+        if lane.channel is None:
+            if not lane.connecting:
+                self._connect(lane)
+            return
+        beats, lane.waiting = lane.waiting, []
+        now_ms = lane.used_at_ms = holder_clock_ms()
+        lane.in_flight.extend((beat, now_ms) for beat in beats)
+        try:
+            lane.channel.send([(beat.held.lock_id, beat.ttl_ms) for beat in beats])
+        except Exception:
+            self._fail(lane)
+
+    def _sleep(self) -> None:
+        with self._guard:
+            next_ms = self._schedule.next_ms()
+            wakes = [next_ms] if next_ms is not None else []
+            wakes += [at for lane in self._lanes.values() if (at := lane.stalls_at_ms())]
+            now_ms = holder_clock_ms()
+            wake_ms = min(wakes, default=now_ms + IDLE_MS)
+            self._sleeps_until_ms = wake_ms
+        for key, _ in self._selector.select(max(0.0, wake_ms - now_ms) / 1000):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    self._bell.recv(4096)
+            else:
+                self._receive(key.data)
+
+    def _receive(self, lane: Lane) -> None:
+        assert lane.channel is not None
+        try:
+            answers = lane.channel.receive()
+        except Exception:
+            self._fail(lane)
+            return
+        for answer in answers:
+            beat, sent_at_ms = lane.in_flight.popleft()
+            with self._guard:
+                if beat.over:
+                    continue
+                if isinstance(answer, LockError):
+                    self._schedule.failed(beat, holder_clock_ms())
+                elif answer.ok:
+                    assert answer.expires_at_ms is not None
+                    self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
+                else:
+                    self._drop(beat)
+            if beat.over:
+                announce(beat.held)
+
+    def _check(self, lane: Lane) -> None:
+        stalls_at_ms = lane.stalls_at_ms()
+        if stalls_at_ms is not None and stalls_at_ms <= holder_clock_ms():
+            self._fail(lane)
+
+    def _fail(self, lane: Lane) -> None:
+        """The connection is no good: forget it, and what it still owed us."""
+        self._hang_up(lane)
+        owed, lane.in_flight = lane.in_flight, deque()
+        with self._guard:
+            for beat, _ in owed:
+                self._schedule.failed(beat, holder_clock_ms())
+
+    def _hang_up(self, lane: Lane) -> None:
+        channel, lane.channel = lane.channel, None
+        if channel is not None:
+            with contextlib.suppress(Exception):
+                self._selector.unregister(channel)
+            with contextlib.suppress(Exception):
+                channel.close()
+
+    # -- connecting ---------------------------------------------------------------------------
+
+    def _connect(self, lane: Lane) -> None:
+        lane.connecting = True
+        least, most = CONNECT_MS
+        left = min(beat.lost_at_ms for beat in lane.waiting) - holder_clock_ms()
+        timeout_ms = min(most, max(least, left))
+        threading.Thread(
+            target=self._open, args=(lane, timeout_ms), name="syncguard-connect", daemon=True
+        ).start()
+
+    def _open(self, lane: Lane, timeout_ms: float) -> None:
+        try:
+            opener = getattr(lane.backend, "open_extend_channel", None)
+            channel = opener(timeout_ms) if opener is not None else None
+            outcome = CallingChannel(lane.backend) if channel is None else channel
+        except Exception as error:
+            outcome = as_lock_error(error)
+        self._connected.append((lane, outcome))
+        self._ring()
+
+    def _take_new_connections(self) -> None:
+        while self._connected:
+            lane, outcome = self._connected.popleft()
+            lane.connecting = False
+            if isinstance(outcome, LockError):
+                beats, lane.waiting = lane.waiting, []
+                with self._guard:
+                    for beat in beats:
+                        self._schedule.failed(beat, holder_clock_ms())
+            else:
+                lane.channel = outcome
+                self._selector.register(outcome, selectors.EVENT_READ, lane)
+
+
+_heartbeat = Heartbeat()
+
+
+def watch(
+    held: Held,
+    backend: LockBackend,
+    ttl_ms: int,
+    *,
+    renews: bool = True,
+    max_hold_ms: int | None = None,
+) -> Beat[Lane]:
+    """Extend a lock until ``unwatch``; ``renews=False`` only tells when it is lost."""
+    return _heartbeat.watch(held, backend, ttl_ms, renews=renews, max_hold_ms=max_hold_ms)
+
+
+def unwatch(beat: Beat[Lane]) -> None:
+    """Stop extending. An extension that is under way can do no harm: it never resurrects."""
+    _heartbeat.unwatch(beat)
+
+
+def _start_afresh() -> None:
+    global _heartbeat
+    _heartbeat = Heartbeat()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_afresh)

@@ -1,0 +1,153 @@
+"""Names: keys, storage keys, hashes, lock ids, fences and labels, as pure functions.
+
+Nothing here talks to a server, and nothing here is Redis's own: a backend composes its names
+from ``normalize_and_validate_key``, ``make_storage_key`` and ``make_fence_key``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+import unicodedata
+from typing import Final
+
+from syncguard.constants import (
+    FENCE_DIGITS,
+    LOCK_ID_BYTES,
+    MAX_HOLDER_LENGTH_BYTES,
+    MAX_KEY_LENGTH_BYTES,
+    MAX_TTL_MS,
+)
+from syncguard.errors import invalid_argument
+
+_LOCK_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
+_MASK: Final = 0xFFFFFFFF
+_DIGEST_BYTES: Final = 16
+_KEY_TOO_LONG: Final = f"a key must have at most {MAX_KEY_LENGTH_BYTES} bytes of UTF-8"
+
+
+def normalize_and_validate_key(key: str) -> str:
+    """The key in Unicode NFC, or ``InvalidArgument`` if it cannot be a key."""
+    if not isinstance(key, str):
+        raise invalid_argument(f"a key must be a str, not {type(key).__name__}")
+    if not key:
+        raise invalid_argument("a key must not be empty")
+    if len(key) > 4 * MAX_KEY_LENGTH_BYTES:
+        # Composition joins at most four code points into one, so this cannot fit any more; and
+        # normalising megabytes to find that out is what an attacker would like us to do.
+        raise invalid_argument(_KEY_TOO_LONG)
+    normalized = key if key.isascii() else unicodedata.normalize("NFC", key)
+    if len(_utf8(normalized, "a key")) > MAX_KEY_LENGTH_BYTES:
+        raise invalid_argument(_KEY_TOO_LONG)
+    return normalized
+
+
+def make_storage_key(prefix: str, key: str, limit_bytes: int, reserve_bytes: int) -> str:
+    """``prefix:key``, or ``prefix:hash`` where the plain form would not fit the backend's limit.
+
+    ``reserve_bytes`` is kept free for what the backend derives from the name. The hash is the
+    first 128 bits of SHA-256 over the full prefixed key, in base64url without padding.
+    """
+    head = unicodedata.normalize("NFC", prefix).rstrip(":")
+    head = f"{head}:" if head else ""
+    full = head + unicodedata.normalize("NFC", key)
+    head_bytes = len(_utf8(head, "a prefix"))
+    if head_bytes + reserve_bytes > limit_bytes:
+        raise invalid_argument("the key prefix is too long: no key would fit beside it")
+    encoded = _utf8(full, "a key")
+    if len(encoded) + reserve_bytes <= limit_bytes:
+        return full
+    digest = hashlib.sha256(encoded).digest()[:_DIGEST_BYTES]
+    hashed = head + _base64url(digest)
+    if len(hashed.encode()) + reserve_bytes > limit_bytes:
+        raise invalid_argument("the key prefix is too long: not even a hashed key would fit")
+    return hashed
+
+
+def make_fence_key(prefix: str, base_key: str, limit_bytes: int, reserve_bytes: int) -> str:
+    """The name of a lock's fence counter, derived from the lock's *storage* key.
+
+    Deriving it from the user's key instead would let two keys share a counter once one of the
+    two names is hashed and the other is not.
+    """
+    return make_storage_key(prefix, f"fence:{base_key}", limit_bytes, reserve_bytes)
+
+
+def hash_key(value: str) -> str:
+    """The specification's 96-bit display hash of a key or lock id: 24 lower-case hex digits.
+
+    For people and dashboards only. It is not cryptographic: a short key can be read back from
+    it, and two keys with one hash are easy to make. Nothing may be decided by it alone.
+    """
+    if not isinstance(value, str):
+        raise invalid_argument(f"only a str can be hashed, not {type(value).__name__}")
+    units = unicodedata.normalize("NFC", value).encode("utf-16-le", "surrogatepass")
+    h1 = h2 = h3 = 0
+    for low, high in zip(units[::2], units[1::2], strict=True):
+        unit = low | high << 8
+        h1 = (31 * h1 + unit) & _MASK
+        h2 = (127 * h2 + 3 * unit) & _MASK
+        h3 = (2047 * h3 + 7 * unit) & _MASK
+    return f"{h1:08x}{h2:08x}{h3:08x}"
+
+
+def keyed_hash(secret: bytes, value: str) -> str:
+    """96 bits of HMAC-SHA-256, shown like ``hash_key``: for those who set a ``hash_secret``."""
+    message = unicodedata.normalize("NFC", value).encode("utf-8", "surrogatepass")
+    return hmac.digest(secret, message, "sha256").hex()[:24]
+
+
+def generate_lock_id() -> str:
+    """A fresh lock id: 128 random bits from the system's generator, 22 characters."""
+    return _base64url(secrets.token_bytes(LOCK_ID_BYTES))
+
+
+def validate_lock_id(lock_id: str) -> str:
+    """The lock id itself, or ``InvalidArgument`` if it is malformed (a trailing newline too)."""
+    if not isinstance(lock_id, str) or _LOCK_ID.fullmatch(lock_id) is None:
+        raise invalid_argument("a lock id has exactly 22 characters out of A-Z a-z 0-9 _ -")
+    return lock_id
+
+
+def validate_ttl_ms(ttl_ms: int, name: str = "ttl_ms") -> int:
+    """A positive whole number of milliseconds. ``True`` and ``1.0`` are not whole numbers here."""
+    if type(ttl_ms) is not int or not 0 < ttl_ms <= MAX_TTL_MS:
+        raise invalid_argument(
+            f"{name} must be a whole number of milliseconds from 1 to {MAX_TTL_MS}"
+        )
+    return ttl_ms
+
+
+def validate_holder(holder: str | None) -> str | None:
+    """A short printable label for people, or None."""
+    if holder is None:
+        return None
+    if not isinstance(holder, str):
+        raise invalid_argument(f"a holder label must be a str, not {type(holder).__name__}")
+    if not holder or not holder.isprintable():
+        raise invalid_argument("a holder label must be printable text, without line breaks")
+    if len(_utf8(holder, "a holder label")) > MAX_HOLDER_LENGTH_BYTES:
+        raise invalid_argument(f"a holder label must have at most {MAX_HOLDER_LENGTH_BYTES} bytes")
+    return holder
+
+
+def format_fence(value: int) -> str:
+    """A fence as it travels: 15 digits, so that comparing strings compares numbers."""
+    if type(value) is not int or not 0 <= value < 10**FENCE_DIGITS:
+        raise invalid_argument(f"a fence is a whole number of at most {FENCE_DIGITS} digits")
+    return f"{value:0{FENCE_DIGITS}d}"
+
+
+def _utf8(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # "from None": the original error carries the whole text, which may be a secret.
+        raise invalid_argument(f"{what} must be valid Unicode, without lone surrogates") from None
+
+
+def _base64url(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

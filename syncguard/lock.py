@@ -1,0 +1,221 @@
+"""``lock()``: acquire with retries, hold, release on every way out. Blocking.
+
+The decisions are made elsewhere (``acquisition``, ``options``, ``schedule``); this is the driver
+that blocks. ``syncguard.aio`` has its twin.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from syncguard import heartbeat
+from syncguard.acquisition import Acquiring, Attempt, acquiring
+from syncguard.backend import LockBackend, Refusal, check_signal
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.handles import Acquired
+from syncguard.held import Held, OnLost
+from syncguard.losing import announce
+from syncguard.options import (
+    Options,
+    came_too_late,
+    check_decorated,
+    in_use,
+    lock_lost,
+    was_lost,
+)
+from syncguard.schedule import Beat
+from syncguard.types import Acquisition, OnReleaseError, Signal
+from syncguard.waiting import open_waiter
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_ACQUISITION = Acquisition()
+
+
+def lock(
+    backend: LockBackend,
+    key: str,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    *,
+    acquisition: Acquisition = DEFAULT_ACQUISITION,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+    signal: Signal | None = None,
+) -> Lock:
+    """A lock for a ``with`` block or, as a decorator, for a function.
+
+    Waits for the lock as ``acquisition`` says, and raises ``LockError("AcquisitionTimeout")`` if
+    it does not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
+    long. A lock that is lost meanwhile calls ``on_lost``, and leaving the block raises LockLost.
+    """
+    options = Options(
+        key,
+        ttl_ms,
+        acquisition,
+        auto_extend,
+        max_hold_ms,
+        holder,
+        on_lost,
+        on_release_error,
+        signal,
+    )
+    return Lock(backend, options)
+
+
+def hold(
+    backend: LockBackend,
+    acquired: Acquired,
+    *,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+) -> Lock:
+    """Hold a lock that is acquired already, for one ``with`` block: for what ``adopt`` returns."""
+    options = Options(
+        acquired.key,
+        acquired.ttl_ms,
+        DEFAULT_ACQUISITION,
+        auto_extend,
+        max_hold_ms,
+        None,
+        on_lost,
+        on_release_error,
+        None,
+    )
+    return Lock(backend, options, acquired)
+
+
+class Lock:
+    """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
+
+    def __init__(
+        self, backend: LockBackend, options: Options, acquired: Acquired | None = None
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._acquired = acquired
+        self._held: Held | None = None
+        self._beat: Beat[heartbeat.Lane] | None = None
+
+    def __enter__(self) -> Held:
+        if self._held is not None and not self._held.in_forked_child:
+            raise in_use()
+        acquired, self._acquired = self._acquired, None
+        return self._hold(acquired or self._acquire())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held, self._held = self._held, None
+        assert held is not None
+        if held.in_forked_child:
+            return  # the parent's lock: neither to release nor to judge
+        if self._beat is not None:
+            heartbeat.unwatch(self._beat)
+        options, known_lost = self._options, held.known_lost
+        released = options.disposal_of(self._backend.disposal, held).release(
+            lambda: self._backend.release(held.lock_id), options.release_context(held)
+        )
+        if was_lost(held, known_lost, released):
+            announce(held)
+            if error is None:
+                raise lock_lost(options.key, held)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        check_decorated(function, wants_async=False)
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with Lock(self._backend, self._options):
+                return function(*args, **kwargs)
+
+        return locked
+
+    def __repr__(self) -> str:
+        return f"<lock on {self._backend!r}>"
+
+    def _acquire(self) -> Acquired:
+        options = self._options
+        steps: Acquiring[Acquired] = acquiring(options.acquisition, _monotonic_ms)
+        waiter = open_waiter(self._backend, options.key)
+        try:
+            answer: Acquired | Refusal | bool | None = None
+            while True:
+                try:
+                    step = next(steps) if answer is None else steps.send(answer)
+                except StopIteration as done:
+                    acquired: Acquired = done.value
+                    return acquired
+                if isinstance(step, Attempt):
+                    check_signal(options.signal)
+                    answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
+                    if not isinstance(answer, Refusal) and came_too_late(answer):
+                        self._backend.release(answer.lock_id)
+                        answer = Refusal()
+                else:
+                    answer = waiter.wait(step.ms, options.signal)
+        finally:
+            waiter.close()
+
+    def _hold(self, acquired: Acquired) -> Held:
+        options = self._options
+        held = self._held = Held(acquired, options.on_lost)
+        self._beat = None
+        if options.watched:
+            self._beat = heartbeat.watch(
+                held,
+                self._backend,
+                options.ttl_ms,
+                renews=options.auto_extend,
+                max_hold_ms=options.max_hold_ms,
+            )
+        return held
+
+
+class Lockable:
+    """Gives a backend the method ``lock``."""
+
+    def lock(
+        self: LockBackend,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        acquisition: Acquisition = DEFAULT_ACQUISITION,
+        auto_extend: bool = False,
+        max_hold_ms: int | None = None,
+        holder: str | None = None,
+        on_lost: OnLost | None = None,
+        on_release_error: OnReleaseError | None = None,
+        signal: Signal | None = None,
+    ) -> Lock:
+        """``syncguard.lock`` on this backend."""
+        return lock(
+            self,
+            key,
+            ttl_ms,
+            acquisition=acquisition,
+            auto_extend=auto_extend,
+            max_hold_ms=max_hold_ms,
+            holder=holder,
+            on_lost=on_lost,
+            on_release_error=on_release_error,
+            signal=signal,
+        )
+
+
+def _monotonic_ms() -> float:
+    return time.monotonic() * 1000

@@ -1,0 +1,50 @@
+"""Telling that a lock was lost: run the holder's callback where it can block nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from syncguard.held import Held
+
+_logger = logging.getLogger("syncguard")
+_running: Final[set[asyncio.Future[object]]] = set()
+
+
+def announce(held: Held) -> None:
+    """For blocking code: on a thread of its own, because a slow callback must not delay others."""
+    on_lost = held.lose()
+    if on_lost is not None:
+        threading.Thread(target=_call, args=(on_lost,), name="syncguard-lost", daemon=True).start()
+
+
+def announce_async(held: Held) -> None:
+    """For asyncio: in the loop; what an ``async def`` callback returns runs as a task."""
+    on_lost = held.lose()
+    if on_lost is None:
+        return
+    result = _call(on_lost)
+    if inspect.isawaitable(result):
+        task = asyncio.ensure_future(_await(result))
+        _running.add(task)
+        task.add_done_callback(_running.discard)
+
+
+def _call(on_lost: Callable[[], object]) -> object:
+    try:
+        return on_lost()
+    except Exception:
+        _logger.exception("the on_lost callback failed")
+        return None
+
+
+async def _await(result: object) -> object:
+    try:
+        return await result  # type: ignore[misc]
+    except Exception:
+        _logger.exception("the on_lost callback failed")
+        return None

@@ -1,0 +1,118 @@
+"""The options of ``lock()``, checked once, and what leaving its block comes to.
+
+Shared by the blocking and the asyncio lock; no I/O.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from syncguard.backend import check_signal
+from syncguard.clock import holder_clock_ms
+from syncguard.disposal import Disposal
+from syncguard.errors import ErrorContext, LockError, LockLost, invalid_argument
+from syncguard.handles import Grant
+from syncguard.held import Held, OnLost
+from syncguard.keys import normalize_and_validate_key, validate_holder, validate_ttl_ms
+from syncguard.types import (
+    Acquisition,
+    OnReleaseError,
+    ReleaseErrorContext,
+    ReleaseResult,
+    Signal,
+)
+
+_LOST_RELEASE_MS: Final = 1_000
+"""How long leaving tries to release a lock that is lost already: the server may be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One ``lock(...)``, whatever its backend."""
+
+    key: str = field(repr=False)
+    ttl_ms: int
+    acquisition: Acquisition
+    auto_extend: bool
+    max_hold_ms: int | None
+    holder: str | None
+    on_lost: OnLost | None
+    on_release_error: OnReleaseError | None
+    signal: Signal | None
+
+    def __post_init__(self) -> None:
+        normalize_and_validate_key(self.key)
+        validate_ttl_ms(self.ttl_ms)
+        validate_holder(self.holder)
+        if not isinstance(self.acquisition, Acquisition):
+            raise invalid_argument("acquisition must be an Acquisition")
+        if not isinstance(self.auto_extend, bool):
+            raise invalid_argument("auto_extend must be True or False")
+        if self.max_hold_ms is not None:
+            validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
+            if not self.auto_extend:
+                raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
+        for name in ("on_lost", "on_release_error"):
+            callback = getattr(self, name)
+            if callback is not None and not callable(callback):
+                raise invalid_argument(f"{name} must be callable")
+        if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
+            check_signal(self.signal)  # says what is wrong with it
+
+    @property
+    def watched(self) -> bool:
+        """Whether the heartbeat has anything to do: to extend, or to tell."""
+        return self.auto_extend or self.on_lost is not None
+
+    def disposal_of(self, backend_disposal: Disposal, held: Held) -> Disposal:
+        """How to release on the way out: as the backend says, unless this lock says otherwise."""
+        timeout_ms = backend_disposal.timeout_ms
+        if held.lost:
+            timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
+        return Disposal(self.on_release_error or backend_disposal.on_release_error, timeout_ms)
+
+    def release_context(self, held: Held) -> ReleaseErrorContext:
+        return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")
+
+
+def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
+    """Whether the lock was lost before it was released. ``released`` is None if that failed.
+
+    A release that found the lock settles it: nobody else can have had it since. So does one that
+    did not find it. Only without an answer does the holder's own clock decide.
+    """
+    if known_lost:
+        return True
+    return held.past_deadline if released is None else not released.ok
+
+
+def lock_lost(key: str, held: Held) -> LockLost:
+    return LockLost(
+        "the lock was lost before its block ended: the work under it was not protected to the end",
+        ErrorContext(key=key, lock_id=held.lock_id),
+    )
+
+
+def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
+    """Refuse what the lock would not cover: it would be released before the body has run."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise invalid_argument("a generator runs after its call: use lock() inside it instead")
+    if inspect.iscoroutinefunction(function) != wants_async:
+        hint = (
+            "syncguard.aio.lock decorates async def functions; for plain ones use syncguard.lock"
+            if wants_async
+            else "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
+        )
+        raise invalid_argument(hint)
+
+
+def in_use() -> LockError:
+    return invalid_argument("this lock() is in use already: make a new one for each block")
+
+
+def came_too_late(grant: Grant) -> bool:
+    """Whether a grant was under way for longer than its TTL: nobody could rely on it."""
+    return holder_clock_ms() >= grant.sent_at_ms + grant.ttl_ms

@@ -1,0 +1,290 @@
+"""``AsyncRedisBackend``: locks on Redis, for asyncio.
+
+A thin driver over ``Calls``. Each method makes a call (which checks its input), asks the signal,
+and runs the call; what remains to do by hand is undoing an acquire that was interrupted, because
+a lock nobody knows of would stay until its TTL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import redis
+import redis.asyncio
+
+from syncguard.async_lock import AsyncLockable
+from syncguard.backend import Refusal, check_signal
+from syncguard.cancellation import finished
+from syncguard.clock import holder_clock_ms
+from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
+from syncguard.errors import invalid_argument
+from syncguard.handles import AsyncAcquired
+from syncguard.redis import listing
+from syncguard.redis.async_wire import AsyncCommandRunner, AsyncRunner, AsyncWire
+from syncguard.redis.calls import Call, FenceFloor, Granted, sanitized
+from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
+from syncguard.redis.connections import async_wire_pool
+from syncguard.redis.extending import AsyncRedisExtendChannel
+from syncguard.redis.waiting import AsyncRedisWaiter
+from syncguard.types import (
+    CONTENDED,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    OnReleaseError,
+    ReleaseResult,
+    Signal,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+_undoing: Final[set[asyncio.Task[None]]] = set()
+
+
+class AsyncRedisBackend(Configured, AsyncLockable):
+    """Locks on Redis, for asyncio. Belongs to the event loop that its client belongs to."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis | redis.asyncio.RedisCluster,
+        *,
+        key_prefix: str = DEFAULT_KEY_PREFIX,
+        cleanup_in_is_locked: bool = False,
+        on_release_error: OnReleaseError | None = None,
+        dispose_timeout_ms: int | None = None,
+        hash_secret: str | bytes | None = None,
+        fence_floor: FenceFloor | None = None,
+    ) -> None:
+        if isinstance(client, redis.Redis | redis.RedisCluster):
+            raise invalid_argument("AsyncRedisBackend takes a redis.asyncio client")
+        super().__init__(
+            client,
+            key_prefix=key_prefix,
+            cleanup_in_is_locked=cleanup_in_is_locked,
+            on_release_error=on_release_error,
+            dispose_timeout_ms=dispose_timeout_ms,
+            hash_secret=hash_secret,
+            fence_floor=fence_floor,
+        )
+        self._pool = async_wire_pool(client)
+        self._runner: AsyncRunner = (
+            AsyncCommandRunner(client) if self._pool is None else AsyncWire(self._pool)
+        )
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        key_prefix: str = DEFAULT_KEY_PREFIX,
+        cleanup_in_is_locked: bool = False,
+        on_release_error: OnReleaseError | None = None,
+        dispose_timeout_ms: int | None = None,
+        hash_secret: str | bytes | None = None,
+        fence_floor: FenceFloor | None = None,
+        **client_options: object,
+    ) -> Self:
+        """A backend with a client of its own, made from a URL; ``aclose()`` closes both."""
+        client = client_from_url(redis.asyncio.Redis.from_url, url, client_options)
+        backend = cls(
+            client,
+            key_prefix=key_prefix,
+            cleanup_in_is_locked=cleanup_in_is_locked,
+            on_release_error=on_release_error,
+            dispose_timeout_ms=dispose_timeout_ms,
+            hash_secret=hash_secret,
+            fence_floor=fence_floor,
+        )
+        backend._owns_client = True
+        return backend
+
+    async def acquire(
+        self,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | Contended:
+        """Try once to take the lock."""
+        call = self._calls.acquire(key, ttl_ms, holder)
+        check_signal(signal)
+        answer = await self._run_acquire(call, ttl_ms)
+        return CONTENDED if isinstance(answer, Refusal) else answer
+
+    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
+        """Give the lock back. Idempotent, and never touches somebody else's lock."""
+        call = self._calls.release(lock_id)
+        check_signal(signal)
+        task = asyncio.ensure_future(self._runner.run(call))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if await finished(task) and task.cancelled():
+                await finished(asyncio.ensure_future(self._undo(call.lock_id)))
+            raise
+
+    async def extend(
+        self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
+    ) -> ExtendResult:
+        """Let the lock live for ``ttl_ms`` from now. Never brings back one that has expired."""
+        call = self._calls.extend(lock_id, ttl_ms)
+        check_signal(signal)
+        return await self._runner.run(call)
+
+    async def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | NotAdopted:
+        """Take a lock over by the id that was handed on: same fence, a fresh id."""
+        call = self._calls.adopt(lock_id, ttl_ms, holder)
+        check_signal(signal)
+        sent_at_ms = holder_clock_ms()
+        answer = await self._run_or_undo(call, call.args[1])
+        if isinstance(answer, str):
+            return NotAdopted(answer)
+        return self._acquired(answer, ttl_ms, sent_at_ms)
+
+    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
+        """Whether anybody holds the lock right now."""
+        call = self._calls.is_locked(key)
+        check_signal(signal)
+        return await self._runner.run(call)
+
+    async def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None:
+        """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
+        info = await self._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        return None if info is None else sanitized(info)
+
+    async def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None:
+        call = self._calls.lookup(key, lock_id)
+        check_signal(signal)
+        return await self._runner.run(call)
+
+    async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
+        """The live locks, soonest to expire first. Costs what it returns; never scans."""
+        found = await self._drive(listing.live_locks(self._calls, limit, offset))
+        return [sanitized(info) for info in found]
+
+    async def count_live_locks(self) -> int:
+        """How many locks are live."""
+        return (await self._drive(listing.counts(self._calls)))[0]
+
+    async def count_fence_counters(self) -> int:
+        """How many fence counters were made. They are never deleted."""
+        return (await self._drive(listing.counts(self._calls)))[1]
+
+    async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
+        """For administrators: free a lock, if the holder is still the one that was seen."""
+        steps = listing.lock_id_of(self._calls, key_hash, fence, lock_id_hash)
+        lock_id = await self._drive(steps)
+        return ReleaseResult(False, "not-found") if lock_id is None else await self.release(lock_id)
+
+    def open_waiter(self, key: str) -> AsyncRedisWaiter:
+        """For ``syncguard.aio.lock``: a waiter that the holder's release wakes.
+
+        On a cluster it only sleeps: an asyncio cluster node has no pool to take from.
+        """
+        wake = self._calls.names.of(key).wake
+        return AsyncRedisWaiter(self, self._listeners, lambda: self._pool, key, wake)
+
+    async def open_extend_channel(self, timeout_ms: float) -> AsyncRedisExtendChannel | None:
+        """For heartbeats: a connection of their own; None on a cluster and on mocks."""
+        if self._pool is None:
+            return None
+        return await AsyncRedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+
+    async def aclose(self) -> None:
+        """Give back the connection that is kept between calls; close a client of our own."""
+        await self._runner.close()
+        if self._owns_client:
+            await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+    async def _attempt(
+        self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> AsyncAcquired | Refusal:
+        call = self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
+        return await self._run_acquire(call, ttl_ms)
+
+    async def _run_acquire(
+        self, call: Call[Granted | Refusal], ttl_ms: int
+    ) -> AsyncAcquired | Refusal:
+        sent_at_ms = holder_clock_ms()
+        answer = await self._run_or_undo(call, call.lock_id)
+        if isinstance(answer, Refusal):
+            return answer
+        return self._acquired(answer, ttl_ms, sent_at_ms)
+
+    async def _run_or_undo(self, call: Call[T], lock_id: object) -> T:
+        """Run a call that takes a lock. If the caller is cancelled, leave no lock behind."""
+        task = asyncio.ensure_future(self._runner.run(call))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not await finished(task):
+                task.add_done_callback(lambda _task: self._undo_later(lock_id))
+            elif task.cancelled() or isinstance(task.exception() or task.result(), Granted):
+                await finished(asyncio.ensure_future(self._undo(lock_id)))
+            raise
+
+    async def _undo(self, lock_id: object) -> None:
+        assert isinstance(lock_id, str)
+        for pause in UNDO_PAUSES_S:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(Exception):
+                if (await self._runner.run(self._calls.release(lock_id))).ok:
+                    return
+
+    def _undo_later(self, lock_id: object) -> None:
+        task = asyncio.ensure_future(self._undo(lock_id))
+        _undoing.add(task)
+        task.add_done_callback(_undoing.discard)
+
+    def _acquired(self, granted: Granted, ttl_ms: int, sent_at_ms: float) -> AsyncAcquired:
+        return AsyncAcquired(
+            granted.lock_id,
+            granted.fence,
+            granted.expires_at_ms,
+            granted.key,
+            ttl_ms,
+            sent_at_ms,
+            self._disposal,
+            self,
+        )
+
+    async def _pass_on(self, key: str) -> None:
+        await self._runner.run(self._calls.pass_on(key))
+
+    async def _drive(self, steps: listing.Steps[T]) -> T:
+        result: object = None
+        while True:
+            try:
+                call = steps.send(result)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            result = await self._runner.run(call)

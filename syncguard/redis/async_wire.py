@@ -1,0 +1,139 @@
+"""Running a call on an asyncio connection: the twin of ``wire``, with the same calls.
+
+A call that was cancelled half-way closes its connection (redis-py does), so that no later call
+reads its reply. Whether the server carried it out is for the caller to settle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import redis
+from redis.exceptions import NoScriptError
+
+from syncguard.errors import LockError
+from syncguard.redis.calls import Call
+from syncguard.redis.connections import SPARE_NEEDS, AsyncConnection, AsyncPool, take_async
+from syncguard.redis.errors import lock_error
+from syncguard.redis.wire import FRESH_FOR_S
+
+T = TypeVar("T")
+
+_LOST = (redis.ConnectionError, redis.TimeoutError, OSError, asyncio.TimeoutError)
+
+
+class AsyncRunner(Protocol):
+    """Runs calls, one round trip each."""
+
+    async def run(self, call: Call[T]) -> T: ...
+
+    async def close(self) -> None: ...
+
+
+class AsyncWire:
+    """Runs calls on connections of the client's own pool, keeping one at most between calls."""
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._keeps = getattr(pool, "max_connections", 0) >= SPARE_NEEDS
+        self._spare: list[tuple[AsyncConnection, float]] = []
+
+    async def run(self, call: Call[T]) -> T:
+        try:
+            connection, reused = await self._take()
+            try:
+                reply, resent = await self._exchange(connection, call, reused)
+            finally:
+                await self._give(connection)
+            result = call.read(reply)
+        except LockError:
+            raise
+        except Exception as error:
+            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+        return call.if_resent(result) if resent and call.if_resent else result
+
+    async def close(self) -> None:
+        while self._spare:
+            await self._pool.release(self._spare.pop()[0])
+
+    async def _take(self) -> tuple[AsyncConnection, bool]:
+        if self._spare:
+            connection, given_at = self._spare.pop()
+            if time.monotonic() - given_at <= FRESH_FOR_S:
+                return connection, True
+            await self._pool.release(connection)
+        return await take_async(self._pool), False
+
+    async def _give(self, connection: AsyncConnection) -> None:
+        if self._keeps and not self._spare:
+            self._spare.append((connection, time.monotonic()))
+        else:
+            await self._pool.release(connection)
+
+    async def _exchange(
+        self, connection: AsyncConnection, call: Call[T], reused: bool
+    ) -> tuple[object, bool]:
+        try:
+            return await _send_and_read(connection, call), False
+        except _LOST as error:
+            await connection.disconnect(nowait=True)
+            # As in Wire: a connection that we kept may have died with a server that is back.
+            timed_out = isinstance(error, redis.TimeoutError | TimeoutError | asyncio.TimeoutError)
+            fresh_try = reused and not timed_out
+            return await self._again(connection, call, None if fresh_try else error), True
+
+    async def _again(
+        self, connection: AsyncConnection, call: Call[T], error: Exception | None
+    ) -> object:
+        """Go on as the client's retry policy says, counting ``error`` as its first failure."""
+        failures = [error] if error else []
+
+        async def attempt() -> object:
+            if failures:
+                raise failures.pop()
+            return await _send_and_read(connection, call)
+
+        async def clean_up(_error: Exception) -> None:
+            await connection.disconnect(nowait=True)
+
+        return await connection.retry.call_with_retry(attempt, clean_up)
+
+
+async def _send_and_read(connection: AsyncConnection, call: Call[Any]) -> object:
+    script, keys = call.script, call.keys
+    await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *call.args)
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except NoScriptError:
+        await connection.send_command("EVAL", script.text, len(keys), *keys, *call.args)
+        return await connection.read_response(disable_decoding=True)
+
+
+class AsyncCommandRunner:
+    """Runs calls through the client's ``evalsha`` or, where a mock has none, ``eval``."""
+
+    def __init__(self, client: Any) -> None:
+        self._eval: Callable[..., Awaitable[object]] = client.eval
+        self._evalsha: Callable[..., Awaitable[object]] | None = getattr(client, "evalsha", None)
+
+    async def run(self, call: Call[T]) -> T:
+        arguments = (len(call.keys), *call.keys, *call.args)
+        try:
+            return call.read(await self._reply(call, arguments))
+        except LockError:
+            raise
+        except Exception as error:
+            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+
+    async def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
+        if self._evalsha is not None:
+            try:
+                return await self._evalsha(call.script.sha, *arguments)
+            except NoScriptError:
+                pass
+        return await self._eval(call.script.text, *arguments)
+
+    async def close(self) -> None: ...

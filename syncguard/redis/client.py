@@ -1,0 +1,266 @@
+"""``RedisBackend``: locks on Redis, blocking.
+
+A thin driver over ``Calls``. Each method makes a call (which checks its input), asks the signal,
+and runs the call; what remains to do by hand is undoing an acquire that was interrupted, because
+a lock nobody knows of would stay until its TTL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import redis
+import redis.asyncio
+
+from syncguard.backend import Refusal, check_signal
+from syncguard.clock import holder_clock_ms
+from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
+from syncguard.errors import invalid_argument
+from syncguard.handles import Acquired
+from syncguard.lock import Lockable
+from syncguard.redis import listing
+from syncguard.redis.calls import Call, FenceFloor, Granted, sanitized
+from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
+from syncguard.redis.connections import Pool, wire_pool
+from syncguard.redis.extending import RedisExtendChannel
+from syncguard.redis.waiting import RedisWaiter
+from syncguard.redis.wire import CommandRunner, Runner, Wire
+from syncguard.types import (
+    CONTENDED,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    OnReleaseError,
+    ReleaseResult,
+    Signal,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class RedisBackend(Configured, Lockable):
+    """Locks on Redis, blocking. Safe to share between threads, and after a fork."""
+
+    def __init__(
+        self,
+        client: redis.Redis | redis.RedisCluster,
+        *,
+        key_prefix: str = DEFAULT_KEY_PREFIX,
+        cleanup_in_is_locked: bool = False,
+        on_release_error: OnReleaseError | None = None,
+        dispose_timeout_ms: int | None = None,
+        hash_secret: str | bytes | None = None,
+        fence_floor: FenceFloor | None = None,
+    ) -> None:
+        if isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster):
+            raise invalid_argument("RedisBackend takes a blocking client; see AsyncRedisBackend")
+        super().__init__(
+            client,
+            key_prefix=key_prefix,
+            cleanup_in_is_locked=cleanup_in_is_locked,
+            on_release_error=on_release_error,
+            dispose_timeout_ms=dispose_timeout_ms,
+            hash_secret=hash_secret,
+            fence_floor=fence_floor,
+        )
+        self._pool = wire_pool(client)
+        self._runner: Runner = CommandRunner(client) if self._pool is None else Wire(self._pool)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        key_prefix: str = DEFAULT_KEY_PREFIX,
+        cleanup_in_is_locked: bool = False,
+        on_release_error: OnReleaseError | None = None,
+        dispose_timeout_ms: int | None = None,
+        hash_secret: str | bytes | None = None,
+        fence_floor: FenceFloor | None = None,
+        **client_options: object,
+    ) -> Self:
+        """A backend with a client of its own, made from a URL; ``close()`` closes both."""
+        client = client_from_url(redis.Redis.from_url, url, client_options)
+        backend = cls(
+            client,
+            key_prefix=key_prefix,
+            cleanup_in_is_locked=cleanup_in_is_locked,
+            on_release_error=on_release_error,
+            dispose_timeout_ms=dispose_timeout_ms,
+            hash_secret=hash_secret,
+            fence_floor=fence_floor,
+        )
+        backend._owns_client = True
+        return backend
+
+    def acquire(
+        self,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | Contended:
+        """Try once to take the lock."""
+        call = self._calls.acquire(key, ttl_ms, holder)
+        check_signal(signal)
+        answer = self._run_acquire(call, ttl_ms)
+        return CONTENDED if isinstance(answer, Refusal) else answer
+
+    def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
+        """Give the lock back. Idempotent, and never touches somebody else's lock."""
+        call = self._calls.release(lock_id)
+        check_signal(signal)
+        return self._runner.run(call)
+
+    def extend(
+        self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
+    ) -> ExtendResult:
+        """Let the lock live for ``ttl_ms`` from now. Never brings back one that has expired."""
+        call = self._calls.extend(lock_id, ttl_ms)
+        check_signal(signal)
+        return self._runner.run(call)
+
+    def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | NotAdopted:
+        """Take a lock over by the id that was handed on: same fence, a fresh id."""
+        call = self._calls.adopt(lock_id, ttl_ms, holder)
+        check_signal(signal)
+        sent_at_ms = holder_clock_ms()
+        answer = self._runner.run(call)
+        if isinstance(answer, str):
+            return NotAdopted(answer)
+        return self._acquired(answer, ttl_ms, sent_at_ms)
+
+    def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
+        """Whether anybody holds the lock right now."""
+        call = self._calls.is_locked(key)
+        check_signal(signal)
+        return self._runner.run(call)
+
+    def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None:
+        """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
+        info = self._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        return None if info is None else sanitized(info)
+
+    def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None:
+        call = self._calls.lookup(key, lock_id)
+        check_signal(signal)
+        return self._runner.run(call)
+
+    def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
+        """The live locks, soonest to expire first. Costs what it returns; never scans."""
+        return [sanitized(i) for i in self._drive(listing.live_locks(self._calls, limit, offset))]
+
+    def count_live_locks(self) -> int:
+        """How many locks are live."""
+        return self._drive(listing.counts(self._calls))[0]
+
+    def count_fence_counters(self) -> int:
+        """How many fence counters were made. They are never deleted."""
+        return self._drive(listing.counts(self._calls))[1]
+
+    def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
+        """For administrators: free a lock, if the holder is still the one that was seen."""
+        lock_id = self._drive(listing.lock_id_of(self._calls, key_hash, fence, lock_id_hash))
+        return ReleaseResult(False, "not-found") if lock_id is None else self.release(lock_id)
+
+    def open_waiter(self, key: str) -> RedisWaiter:
+        """For ``lock()``: a waiter that the holder's release wakes."""
+        wake = self._calls.names.of(key).wake
+        return RedisWaiter(self, self._listeners, lambda: self._pool_of(wake), key, wake)
+
+    def open_extend_channel(self, timeout_ms: float) -> RedisExtendChannel | None:
+        """For heartbeats: a connection of their own; None on a cluster and on mocks."""
+        if self._pool is None:
+            return None
+        return RedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+
+    def close(self) -> None:
+        """Give back the connection that is kept between calls; close a client of our own."""
+        self._runner.close()
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _attempt(
+        self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> Acquired | Refusal:
+        return self._run_acquire(self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms), ttl_ms)
+
+    def _run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
+        sent_at_ms = holder_clock_ms()
+        try:
+            answer = self._runner.run(call)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C, a time limit: something that will not come back for it
+            self._undo(call.lock_id)
+            raise
+        if isinstance(answer, Refusal):
+            return answer
+        return self._acquired(answer, ttl_ms, sent_at_ms)
+
+    def _undo(self, lock_id: str | None) -> None:
+        assert lock_id is not None
+        for pause in UNDO_PAUSES_S:
+            time.sleep(pause)
+            with contextlib.suppress(Exception):
+                if self.release(lock_id).ok:
+                    return
+
+    def _acquired(self, granted: Granted, ttl_ms: int, sent_at_ms: float) -> Acquired:
+        return Acquired(
+            granted.lock_id,
+            granted.fence,
+            granted.expires_at_ms,
+            granted.key,
+            ttl_ms,
+            sent_at_ms,
+            self._disposal,
+            self,
+        )
+
+    def _pass_on(self, key: str) -> None:
+        self._runner.run(self._calls.pass_on(key))
+
+    def _drive(self, steps: listing.Steps[T]) -> T:
+        result: object = None
+        while True:
+            try:
+                call = steps.send(result)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            result = self._runner.run(call)
+
+    def _pool_of(self, name: str) -> Pool | None:
+        if not self._clustered:
+            return self._pool
+        node = self._client.get_node_from_key(name)
+        return wire_pool(node.redis_connection) if node is not None else None

@@ -1,0 +1,167 @@
+"""What we ask of redis-py's connections and pools, beyond its commands. All of it is here.
+
+redis-py spends more time around a command (retries, metrics, callbacks, pool bookkeeping) than on
+it. The connection's own send and read do not, and every one of our calls is one of each. What is
+private to redis-py or differs between its versions 5 to 8 is touched in this module only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Protocol, cast
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import AbstractConnection as _AsyncConnection
+from redis.asyncio.retry import Retry as _AsyncRetry
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection as _Connection
+from redis.retry import Retry as _Retry
+
+Command = tuple[str | int, ...]
+
+
+class Retrying(Protocol):
+    """A client's retry policy."""
+
+    def call_with_retry(
+        self, do: Callable[[], object], fail: Callable[[Exception], object]
+    ) -> object: ...
+
+
+class AsyncRetrying(Protocol):
+    """The same for asyncio."""
+
+    def call_with_retry(
+        self, do: Callable[[], Awaitable[object]], fail: Callable[[Exception], Awaitable[object]]
+    ) -> Awaitable[object]: ...
+
+
+class Connection(Protocol):
+    """What we use of a blocking connection. redis-py itself leaves most of it untyped."""
+
+    pid: int
+    retry: Retrying
+
+    def connect(self) -> object: ...
+    def disconnect(self) -> object: ...
+    def pack_command(self, *command: str | int) -> list[bytes]: ...
+    def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
+    def send_packed_command(self, packed: list[bytes]) -> None: ...
+    def send_command(self, *command: str | int) -> None: ...
+    def can_read(self, timeout: float) -> bool: ...
+    def read_response(self, disable_decoding: bool = False) -> object: ...
+
+
+class AsyncConnection(Protocol):
+    """What we use of an asyncio connection."""
+
+    retry: AsyncRetrying
+
+    async def connect(self) -> object: ...
+    async def disconnect(self, nowait: bool = False) -> None: ...
+    def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
+    async def send_packed_command(self, command: list[bytes]) -> None: ...
+    async def send_command(self, *command: str | int) -> None: ...
+    async def read_response(
+        self, disable_decoding: bool = False, timeout: float | None = None
+    ) -> object: ...
+
+
+class Pool(Protocol):
+    """What we use of a blocking pool."""
+
+    max_connections: int
+    connection_kwargs: Mapping[str, Any]
+    connection_class: Callable[..., Connection]
+    get_connection: Callable[..., Connection]
+
+    def release(self, connection: Connection) -> object: ...
+
+
+class AsyncPool(Protocol):
+    """What we use of an asyncio pool."""
+
+    max_connections: int
+    connection_kwargs: Mapping[str, Any]
+    connection_class: Callable[..., AsyncConnection]
+    get_connection: Callable[..., Awaitable[AsyncConnection]]
+
+    async def release(self, connection: AsyncConnection) -> object: ...
+
+
+SPARE_NEEDS: Final = 8
+"""A pool smaller than this is somebody's hard limit: then we never keep a connection back."""
+
+
+def wire_pool(client: object) -> Pool | None:
+    """The pool of a client whose connections are real sockets; None for mocks and clusters."""
+    pool = getattr(client, "connection_pool", None)
+    if not isinstance(pool, redis.ConnectionPool) or getattr(pool, "cache", None) is not None:
+        return None
+    kind: Any = pool.connection_class
+    # A class that answers can_read by itself (fakeredis) has no socket to send to.
+    is_real = issubclass(kind, _Connection) and kind.can_read is _Connection.can_read
+    return cast("Pool", pool) if is_real else None
+
+
+def async_wire_pool(client: object) -> AsyncPool | None:
+    """The same for an asyncio client."""
+    pool = getattr(client, "connection_pool", None)
+    if not isinstance(pool, redis.asyncio.ConnectionPool):
+        return None
+    kind: Any = pool.connection_class
+    is_real = issubclass(kind, _AsyncConnection) and kind.disconnect is _AsyncConnection.disconnect
+    return cast("AsyncPool", pool) if is_real else None
+
+
+def take(pool: Pool) -> Connection:
+    """A connection from the pool, connected and clean."""
+    return pool.get_connection(*_pool_arguments(pool))
+
+
+async def take_async(pool: AsyncPool) -> AsyncConnection:
+    """The same for asyncio."""
+    return await pool.get_connection(*_pool_arguments(pool))
+
+
+def _pool_arguments(pool: Pool | AsyncPool) -> tuple[str, ...]:
+    # Before 5.3 the pool wanted a command's name; since then it warns of one.
+    command = inspect.signature(pool.get_connection).parameters.get("command_name")
+    return ("EVALSHA",) if command is not None and command.default is command.empty else ()
+
+
+def private_connection(pool: Pool, timeout_s: float) -> Connection:
+    """A connection outside the pool for one purpose: no retries, and no wait beyond the timeout."""
+    settings = _bounded(pool.connection_kwargs, timeout_s)
+    return pool.connection_class(**settings, retry=_Retry(NoBackoff(), 0))
+
+
+def private_async_connection(pool: AsyncPool, timeout_s: float) -> AsyncConnection:
+    """The same for asyncio."""
+    settings = _bounded(pool.connection_kwargs, timeout_s)
+    return pool.connection_class(**settings, retry=_AsyncRetry(NoBackoff(), 0))
+
+
+def _bounded(settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    bounded = {k: v for k, v in settings.items() if k not in ("retry", "retry_on_error")}
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        chosen = settings.get(name)
+        bounded[name] = timeout_s if chosen is None else min(chosen, timeout_s)
+    bounded["health_check_interval"] = 0
+    return bounded
+
+
+def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
+    """How long the client waits for a reply, or None for ever."""
+    seconds = pool.connection_kwargs.get("socket_timeout")
+    return None if seconds is None else float(seconds) * 1000
+
+
+def fileno(connection: Connection) -> int:
+    """The file descriptor to watch. kombu watches the same attribute, so it will stay."""
+    sock = getattr(connection, "_sock", None)
+    if sock is None:
+        raise redis.ConnectionError("not connected")
+    return int(sock.fileno())

@@ -1,0 +1,96 @@
+"""Which of our error codes a failure of Redis is: by exception class, then by Redis's own code.
+
+Never by searching messages: a message is prose and changes. The order matters, because
+redis-py's AuthenticationError is a ConnectionError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Final
+
+import redis.exceptions as redis_errors
+
+from syncguard.errors import ErrorCode, ErrorContext, LockError
+
+_BY_CLASS: Final[tuple[tuple[tuple[type[BaseException], ...], ErrorCode], ...]] = (
+    (
+        (
+            redis_errors.AuthenticationError,
+            redis_errors.AuthorizationError,
+            redis_errors.AuthenticationWrongNumberOfArgsError,
+            redis_errors.NoPermissionError,
+        ),
+        "AuthFailed",
+    ),
+    ((redis_errors.TimeoutError, TimeoutError, asyncio.TimeoutError), "NetworkTimeout"),
+    ((redis_errors.MaxConnectionsError, redis_errors.OutOfMemoryError), "RateLimited"),
+    (
+        (
+            redis_errors.ConnectionError,
+            redis_errors.ReadOnlyError,
+            redis_errors.ClusterError,
+            redis_errors.RedisClusterException,
+            OSError,
+        ),
+        "ServiceUnavailable",
+    ),
+    ((redis_errors.DataError,), "InvalidArgument"),
+)
+
+_BY_REPLY: Final[dict[str, ErrorCode]] = {
+    "NOAUTH": "AuthFailed",
+    "WRONGPASS": "AuthFailed",
+    "NOPERM": "AuthFailed",
+    "WRONGTYPE": "InvalidArgument",
+    "SYNTAX": "InvalidArgument",
+    "INVALID": "InvalidArgument",
+    "OOM": "RateLimited",
+    "LOADING": "ServiceUnavailable",
+    "READONLY": "ServiceUnavailable",
+    "MASTERDOWN": "ServiceUnavailable",
+    "CLUSTERDOWN": "ServiceUnavailable",
+    "TRYAGAIN": "ServiceUnavailable",
+    "MOVED": "ServiceUnavailable",
+    "ASK": "ServiceUnavailable",
+    "MISCONF": "ServiceUnavailable",
+    "NOREPLICAS": "ServiceUnavailable",
+    "BUSY": "ServiceUnavailable",
+}
+
+# Redis 6.2 wraps what a script met: "Error running script (...): @user_script:9: CODE ..."
+_INSIDE_SCRIPT: Final = re.compile(r"Error running script .*?@user_script: ?\d+: -?([A-Z]+)\b")
+_FIRST_WORD: Final = re.compile(r"-?([A-Z]+)\b")
+
+
+def error_code(error: BaseException) -> ErrorCode:
+    """The code for a failure of the client library or of the server behind it."""
+    for classes, code in _BY_CLASS:
+        if isinstance(error, classes):
+            return code
+    if isinstance(error, redis_errors.ResponseError):
+        text = str(error)
+        match = _INSIDE_SCRIPT.match(text) or _FIRST_WORD.match(text)
+        if match:
+            return _BY_REPLY.get(match[1], "Internal")
+    return "Internal"
+
+
+def lock_error(
+    error: Exception, *, key: str | None = None, lock_id: str | None = None
+) -> LockError:
+    """The failure as a LockError. Its text names the kind of failure, never what it was about."""
+    code = error_code(error)
+    context = ErrorContext(key=key, lock_id=lock_id, cause=error)
+    return LockError(code, f"{_TEXT[code]} ({type(error).__name__})", context)
+
+
+_TEXT: Final[dict[ErrorCode, str]] = {
+    "AuthFailed": "Redis refused the credentials or the permission",
+    "NetworkTimeout": "Redis did not answer in time; the operation may or may not have happened",
+    "RateLimited": "Redis or its connection pool is at its limit",
+    "ServiceUnavailable": "Redis cannot be reached, or refused to serve",
+    "InvalidArgument": "Redis refused the request: is something else stored under our names?",
+    "Internal": "Redis failed unexpectedly",
+}

@@ -1,0 +1,71 @@
+-- Take a lock that is free: count its fence up, write lock and index with one TTL.
+--
+-- KEYS[1] lock      the lock's JSON
+-- KEYS[2] index     lock id -> storage key of the lock
+-- KEYS[3] fence     the counter; never expires, is never deleted
+-- KEYS[4] live      sorted set: storage keys by expiry
+-- KEYS[5] tally     how many fence counters were made
+-- KEYS[6] waiting   flag of a waiter; only with ARGV[8]
+-- ARGV[1] lockId
+-- ARGV[2] ttlMs
+-- ARGV[3] toleranceMs
+-- ARGV[4] key       the user's key
+-- ARGV[5] holder    label, or empty
+-- ARGV[6] floor     "clock": lift the counter to server time; or empty
+-- ARGV[7] fenceMax  no fence above this is handed out
+-- ARGV[8] waitMs    optional: the caller will wait this long if refused, so leave the flag
+--
+-- returns {1, fence, expiresAtMs}   acquired
+--         0                         held by somebody else
+--         {0, remainingMs}          the same, to a caller that will wait (-1: no expiry known)
+--         {-1}                      the counter is used up; nothing was written but the counter
+local time = redis.call('TIME')
+local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local held = redis.call('GET', KEYS[1])
+if held then
+  local data = cjson.decode(held)
+  -- Our own id is stored already: this request was sent twice because the first reply was lost.
+  if data.lockId == ARGV[1] then
+    return {1, data.fence, data.expiresAtMs}
+  end
+  if data.expiresAtMs > nowMs - ARGV[3] then
+    local waitMs = tonumber(ARGV[8])
+    if not waitMs then
+      return 0
+    end
+    -- A later waiter never shortens the flag of an earlier one.
+    if redis.call('PTTL', KEYS[6]) < waitMs then
+      redis.call('SET', KEYS[6], '1', 'PX', waitMs)
+    end
+    return {0, redis.call('PTTL', KEYS[1])}
+  end
+end
+
+local number = redis.call('INCR', KEYS[3])
+local isNew = number == 1
+if ARGV[6] == 'clock' and number < nowMs * 10 then
+  number = nowMs * 10
+  redis.call('SET', KEYS[3], string.format('%.0f', number))
+end
+if number > tonumber(ARGV[7]) then
+  return {-1}
+end
+if isNew then
+  redis.call('INCR', KEYS[5])
+end
+if isNew or number % 64 == 0 then
+  -- Locks that expired without a release leave their entry behind: sweep now and then.
+  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', nowMs)
+end
+
+local fence = string.format('%015.0f', number)
+local expiresAtMs = nowMs + ARGV[2]
+local data = {lockId = ARGV[1], expiresAtMs = expiresAtMs, acquiredAtMs = nowMs, key = ARGV[4], fence = fence}
+if ARGV[5] ~= '' then
+  data.holder = ARGV[5]
+end
+redis.call('SET', KEYS[1], cjson.encode(data), 'PX', ARGV[2])
+redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2])
+redis.call('ZADD', KEYS[4], expiresAtMs, KEYS[1])
+return {1, fence, expiresAtMs}

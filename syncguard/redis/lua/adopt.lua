@@ -1,0 +1,48 @@
+-- Hand a lock over: the same lock and fence under a fresh lock id. The old id is spent.
+--
+-- KEYS[1] index      old lock id -> storage key of the lock
+-- KEYS[2] newIndex   new lock id -> storage key of the lock
+-- KEYS[3] live       sorted set: storage keys by expiry
+-- ARGV[1] lockId     the id to redeem
+-- ARGV[2] newLockId
+-- ARGV[3] ttlMs      replaces what remains
+-- ARGV[4] holder     new label, or empty to keep the old one
+-- (also touched: the lock, named by the index)
+--
+-- returns {1, fence, expiresAtMs, key} adopted; 0 not the owner; -1 not found; -2 expired
+local lockKey = redis.call('GET', KEYS[1])
+if not lockKey then
+  -- Perhaps this very request was here before and its reply was lost.
+  lockKey = redis.call('GET', KEYS[2])
+  local held = lockKey and redis.call('GET', lockKey)
+  if held then
+    local data = cjson.decode(held)
+    if data.lockId == ARGV[2] then
+      return {1, data.fence, data.expiresAtMs, data.key}
+    end
+  end
+  return -1
+end
+local held = redis.call('GET', lockKey)
+if not held then
+  return -1
+end
+local data = cjson.decode(held)
+if data.lockId ~= ARGV[1] then
+  return 0
+end
+local time = redis.call('TIME')
+local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
+if data.expiresAtMs <= nowMs then
+  return -2
+end
+data.lockId = ARGV[2]
+data.expiresAtMs = nowMs + ARGV[3]
+if ARGV[4] ~= '' then
+  data.holder = ARGV[4]
+end
+redis.call('SET', lockKey, cjson.encode(data), 'PX', ARGV[3])
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[2], lockKey, 'PX', ARGV[3])
+redis.call('ZADD', KEYS[3], data.expiresAtMs, lockKey)
+return {1, data.fence, data.expiresAtMs, data.key}

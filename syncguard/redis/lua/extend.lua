@@ -1,0 +1,32 @@
+-- Let a lock live for another TTL from now, if it is still the caller's. Never brings one back.
+--
+-- KEYS[1] index   lock id -> storage key of the lock
+-- KEYS[2] live    sorted set: storage keys by expiry
+-- ARGV[1] lockId
+-- ARGV[2] ttlMs   replaces what remains
+-- (also touched: the lock, named by the index)
+--
+-- returns {1, expiresAtMs} extended; 0 not the owner; -1 not found; -2 expired
+local lockKey = redis.call('GET', KEYS[1])
+if not lockKey then
+  return -1
+end
+local held = redis.call('GET', lockKey)
+if not held then
+  return -1
+end
+local data = cjson.decode(held)
+if data.lockId ~= ARGV[1] then
+  return 0
+end
+local time = redis.call('TIME')
+local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
+-- Without the tolerance: what has expired by the server's clock stays expired.
+if data.expiresAtMs <= nowMs then
+  return -2
+end
+data.expiresAtMs = nowMs + ARGV[2]
+redis.call('SET', lockKey, cjson.encode(data), 'PX', ARGV[2])
+redis.call('SET', KEYS[1], lockKey, 'PX', ARGV[2])
+redis.call('ZADD', KEYS[2], data.expiresAtMs, lockKey)
+return {1, data.expiresAtMs}

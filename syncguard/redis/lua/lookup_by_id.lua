@@ -1,0 +1,20 @@
+-- Read one lock by its id, and the time to judge it by, in one step. Reads only.
+--
+-- KEYS[1] index   lock id -> storage key of the lock
+-- ARGV[1] lockId
+-- (also read: the lock, named by the index)
+--
+-- returns {json, seconds, microseconds}; nil if there is none or it is not this id's
+local lockKey = redis.call('GET', KEYS[1])
+if not lockKey then
+  return false
+end
+local held = redis.call('GET', lockKey)
+if not held then
+  return false
+end
+if cjson.decode(held).lockId ~= ARGV[1] then
+  return false
+end
+local time = redis.call('TIME')
+return {held, time[1], time[2]}

@@ -1,0 +1,11 @@
+-- Read one lock by its name, and the time to judge it by. Reads only.
+--
+-- KEYS[1] lock   the lock's JSON
+--
+-- returns {json, seconds, microseconds}; nil if there is none
+local held = redis.call('GET', KEYS[1])
+if not held then
+  return false
+end
+local time = redis.call('TIME')
+return {held, time[1], time[2]}

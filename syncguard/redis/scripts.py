@@ -1,0 +1,35 @@
+"""The Lua scripts, read once from ``lua/*.lua``. What each does stands in its first lines."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One script: its text, and the name under which Redis keeps it."""
+
+    name: str
+    text: str
+    sha: str
+
+    @classmethod
+    def load(cls, name: str) -> Script:
+        text = (files("syncguard.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+        # Not a secret: SHA-1 is how Redis names scripts.
+        return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+ACQUIRE: Final = Script.load("acquire")
+RELEASE: Final = Script.load("release")
+EXTEND: Final = Script.load("extend")
+ADOPT: Final = Script.load("adopt")
+IS_LOCKED: Final = Script.load("is_locked")
+LOOKUP_BY_KEY: Final = Script.load("lookup_by_key")
+LOOKUP_BY_ID: Final = Script.load("lookup_by_id")
+LIVE_LOCKS: Final = Script.load("live_locks")
+COUNTS: Final = Script.load("counts")
+PASS_ON: Final = Script.load("pass_on")

@@ -1,0 +1,149 @@
+"""Running a call on a blocking connection: send, read, recover.
+
+``Wire`` talks to real sockets and is what makes SyncGuard quick; ``CommandRunner`` goes through
+the client's own commands, for clusters and for mocks. Both know what to do when Redis has
+forgotten a script, and both turn every failure into a LockError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+import redis
+from redis.exceptions import NoScriptError
+
+from syncguard.errors import LockError
+from syncguard.redis.calls import Call
+from syncguard.redis.connections import SPARE_NEEDS, Connection, Pool, take
+from syncguard.redis.errors import lock_error
+
+T = TypeVar("T")
+
+FRESH_FOR_S: Final = 1.0
+"""A spare connection that lay longer than this goes through the pool, which checks its health."""
+
+_LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+
+
+class Runner(Protocol):
+    """Runs calls, one round trip each."""
+
+    def run(self, call: Call[T]) -> T: ...
+
+    def close(self) -> None: ...
+
+
+class Wire:
+    """Runs calls on connections of the client's own pool.
+
+    One connection at most is kept back between calls, because taking one from the pool costs
+    more than the call. Threads that meet take others. A forked child starts without.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._keeps = getattr(pool, "max_connections", 0) >= SPARE_NEEDS
+        self._spare: list[tuple[Connection, float]] = []
+
+    def run(self, call: Call[T]) -> T:
+        try:
+            connection, reused = self._take()
+            try:
+                reply, resent = self._exchange(connection, call, reused)
+            finally:
+                self._give(connection)
+            result = call.read(reply)
+        except LockError:
+            raise
+        except Exception as error:
+            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+        return call.if_resent(result) if resent and call.if_resent else result
+
+    def close(self) -> None:
+        while self._spare:
+            self._pool.release(self._spare.pop()[0])
+
+    def _take(self) -> tuple[Connection, bool]:
+        try:
+            connection, given_at = self._spare.pop()
+        except IndexError:
+            return take(self._pool), False
+        if connection.pid != os.getpid():
+            # A forked child: the socket is the parent's. The pool starts afresh here too.
+            return take(self._pool), False
+        if time.monotonic() - given_at > FRESH_FOR_S:
+            self._pool.release(connection)
+            return take(self._pool), False
+        return connection, True
+
+    def _give(self, connection: Connection) -> None:
+        if self._keeps and not self._spare:
+            self._spare.append((connection, time.monotonic()))
+        else:
+            self._pool.release(connection)
+
+    def _exchange(self, connection: Connection, call: Call[T], reused: bool) -> tuple[object, bool]:
+        try:
+            return _send_and_read(connection, call), False
+        except _LOST as error:
+            connection.disconnect()
+            # A server that restarted closed its side of a connection that we kept: that proves
+            # nothing about the server now, so one fresh try, whatever the client's retries are.
+            # A time-out does prove something. Sending twice is safe: every call is idempotent.
+            fresh_try = reused and not isinstance(error, redis.TimeoutError | TimeoutError)
+            reply = self._again(connection, call, None if fresh_try else error)
+            return reply, True
+
+    def _again(self, connection: Connection, call: Call[T], error: Exception | None) -> object:
+        """Go on as the client's retry policy says, counting ``error`` as its first failure."""
+        failures = [error] if error else []
+
+        def attempt() -> object:
+            if failures:
+                raise failures.pop()
+            return _send_and_read(connection, call)
+
+        return connection.retry.call_with_retry(attempt, lambda _error: connection.disconnect())
+
+
+def _send_and_read(connection: Connection, call: Call[Any]) -> object:
+    script, keys = call.script, call.keys
+    connection.send_packed_command(
+        connection.pack_command("EVALSHA", script.sha, len(keys), *keys, *call.args)
+    )
+    try:
+        return connection.read_response(disable_decoding=True)
+    except NoScriptError:
+        # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
+        connection.send_command("EVAL", script.text, len(keys), *keys, *call.args)
+        return connection.read_response(disable_decoding=True)
+
+
+class CommandRunner:
+    """Runs calls through the client's ``evalsha`` or, where a mock has none, ``eval``."""
+
+    def __init__(self, client: Any) -> None:
+        self._eval: Callable[..., object] = client.eval
+        self._evalsha: Callable[..., object] | None = getattr(client, "evalsha", None)
+
+    def run(self, call: Call[T]) -> T:
+        arguments = (len(call.keys), *call.keys, *call.args)
+        try:
+            return call.read(self._reply(call, arguments))
+        except LockError:
+            raise
+        except Exception as error:
+            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+
+    def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
+        if self._evalsha is not None:
+            try:
+                return self._evalsha(call.script.sha, *arguments)
+            except NoScriptError:
+                pass
+        return self._eval(call.script.text, *arguments)
+
+    def close(self) -> None: ...

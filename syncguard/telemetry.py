@@ -1,0 +1,234 @@
+"""``with_telemetry``: a backend that reports what it does. Off unless asked; costs nothing then.
+
+A decorator around any blocking backend, and a backend itself. ``async_telemetry`` is its twin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+
+from syncguard.backend import ExtendChannel, Extension, LockBackend, Refusal, Waiter
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.disposal import Disposal
+from syncguard.errors import LockError
+from syncguard.events import IncludeRaw, OnEvent, Reporter
+from syncguard.handles import Acquired
+from syncguard.lock import Lockable
+from syncguard.types import (
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseResult,
+    Signal,
+)
+from syncguard.waiting import open_waiter
+
+
+def with_telemetry(
+    backend: LockBackend, on_event: OnEvent, include_raw: IncludeRaw = False
+) -> ReportingBackend:
+    """The same backend, reporting a ``LockEvent`` of every operation to ``on_event``.
+
+    The callback is never awaited, and what it raises never reaches the lock. Raw identifiers are
+    in the events only with ``include_raw``: True, or a function that decides for each event.
+    """
+    return ReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
+
+
+class ReportingBackend(Lockable):
+    """What ``with_telemetry`` returns."""
+
+    def __init__(self, backend: LockBackend, reporter: Reporter) -> None:
+        self._inner = backend
+        self._report = reporter.report
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return self._inner.capabilities
+
+    @property
+    def disposal(self) -> Disposal:
+        return self._inner.disposal
+
+    def hash(self, value: str) -> str:
+        return self._inner.hash(value)
+
+    def __repr__(self) -> str:
+        return f"with_telemetry({self._inner!r})"
+
+    def acquire(
+        self,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | Contended:
+        try:
+            result = self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
+        except LockError:
+            self._report("acquire", False, key=_known(key))
+            raise
+        return self._contended(key) if isinstance(result, Contended) else self._acquired(result)
+
+    def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
+        try:
+            result = self._inner.release(lock_id, signal=signal)
+        except LockError:
+            self._report("release", False, lock_id=_known(lock_id))
+            raise
+        self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
+        return result
+
+    def extend(
+        self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
+    ) -> ExtendResult:
+        try:
+            result = self._inner.extend(lock_id, ttl_ms, signal=signal)
+        except LockError:
+            self._report("extend", False, lock_id=_known(lock_id))
+            raise
+        self._report("extend", result.ok, lock_id=lock_id, reason=result.reason)
+        return result
+
+    def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | NotAdopted:
+        """Reported as ``extend``: the lock lives on, in other hands."""
+        try:
+            result = self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
+        except LockError:
+            self._report("extend", False, lock_id=_known(lock_id))
+            raise
+        if isinstance(result, NotAdopted):
+            self._report("extend", False, lock_id=lock_id, reason=result.reason)
+            return result
+        self._report("extend", True, key=result.key, lock_id=result.lock_id)
+        return dataclasses.replace(result, backend=self)
+
+    def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
+        try:
+            locked = self._inner.is_locked(key, signal=signal)
+        except LockError:
+            self._report("isLocked", False, key=_known(key))
+            raise
+        self._report("isLocked", locked, key=key)
+        return locked
+
+    def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None:
+        try:
+            info = self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
+        except LockError:
+            self._report("lookup", False, key=_known(key), lock_id=_known(lock_id))
+            raise
+        self._report("lookup", info is not None, key=key, lock_id=lock_id)
+        return info
+
+    def _lookup_raw(
+        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    ) -> LockInfoDebug | None:
+        info = self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        self._report("lookup", info is not None, key=key, lock_id=lock_id)
+        return info
+
+    def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
+        return self._inner.live_locks(limit, offset)
+
+    def count_live_locks(self) -> int:
+        return self._inner.count_live_locks()
+
+    def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
+        result = self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+        self._report(
+            "release",
+            result.ok,
+            key_hash=key_hash,
+            lock_id_hash=lock_id_hash,
+            reason=result.reason,
+        )
+        return result
+
+    def open_waiter(self, key: str) -> Waiter:
+        return _ReportingWaiter(self, open_waiter(self._inner, key), key)
+
+    def open_extend_channel(self, timeout_ms: float) -> ExtendChannel | None:
+        opener = getattr(self._inner, "open_extend_channel", None)
+        channel: ExtendChannel | None = opener(timeout_ms) if opener is not None else None
+        # Without a channel the heartbeat calls our extend, which reports.
+        return None if channel is None else _ReportingChannel(self, channel)
+
+    def _acquired(self, result: Acquired) -> Acquired:
+        self._report("acquire", True, key=result.key, lock_id=result.lock_id)
+        return dataclasses.replace(result, backend=self)
+
+    def _contended(self, key: str) -> Contended:
+        self._report("acquire", False, key=key, reason="locked")
+        return Contended()
+
+
+class _ReportingWaiter:
+    def __init__(self, backend: ReportingBackend, inner: Waiter, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._inner = inner
+        self.wait = inner.wait
+        self.close = inner.close
+
+    def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
+        try:
+            answer = self._inner.attempt(ttl_ms, holder, wait_ms)
+        except LockError:
+            self._backend._report("acquire", False, key=_known(self._key))
+            raise
+        if isinstance(answer, Refusal):
+            self._backend._contended(self._key)
+            return answer
+        return self._backend._acquired(answer)
+
+
+class _ReportingChannel:
+    def __init__(self, backend: ReportingBackend, inner: ExtendChannel) -> None:
+        self._backend = backend
+        self._inner = inner
+        self._sent: deque[str] = deque()
+        self.fileno = inner.fileno
+        self.close = inner.close
+
+    def send(self, extensions: Sequence[Extension]) -> None:
+        self._sent.extend(lock_id for lock_id, _ in extensions)
+        self._inner.send(extensions)
+
+    def receive(self) -> list[ExtendResult | LockError]:
+        answers = self._inner.receive()
+        for answer in answers:
+            report_extension(self._backend._report, self._sent.popleft(), answer)
+        return answers
+
+
+def report_extension(report: object, lock_id: str, answer: ExtendResult | LockError) -> None:
+    """Report one extension of a heartbeat."""
+    assert callable(report)
+    ok = not isinstance(answer, LockError) and answer.ok
+    reason = None if isinstance(answer, LockError) else answer.reason
+    report("extend", ok, lock_id=lock_id, reason=reason)
+
+
+def _known(value: str | None) -> str | None:
+    # What was refused may be anything; only text has a hash.
+    return value if isinstance(value, str) else None
