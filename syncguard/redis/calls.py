@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
 from syncguard.backend import Refusal
 from syncguard.clock import is_live, redis_server_time_ms
@@ -53,7 +53,7 @@ _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
 _REASONS: Final[dict[object, AbsenceReason]] = {0: "not-found", -1: "not-found", -2: "expired"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the price of making one
 class Call(Generic[T]):
     """One round trip. ``read`` turns the reply into the result."""
 
@@ -67,8 +67,7 @@ class Call(Generic[T]):
     """Corrects the result of a request that had to be sent again, where Redis cannot tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class Granted:
+class Granted(NamedTuple):
     """What Redis said of a lock that was just acquired or adopted."""
 
     lock_id: str
@@ -116,31 +115,17 @@ class Calls:
             space.live,
             space.tally,
         )
-        args: tuple[str | int, ...] = (
-            lock_id,
-            ttl_ms,
-            _TOLERANCE,
-            names.key,
-            holder or "",
-            *self._tail,
-        )
+        label = "" if holder is None else f',"holder":{json.dumps(holder, ensure_ascii=False)}'
+        record = f'{{"lockId":"{lock_id}","key":{names.json}{label}'
+        args: tuple[str | int, ...] = (lock_id, ttl_ms, _TOLERANCE, record, *self._tail)
         if wait_ms:
             keys = (*keys, names.waiting)
             args = (*args, wait_ms + WAITING_SLACK_MS)
 
         def read(reply: Reply) -> Granted | Refusal:
-            match reply:
-                case 0:
-                    return _REFUSED
-                case [1, fence, int(expires_at_ms)]:
-                    return Granted(lock_id, self._fence(fence, names.key), expires_at_ms, names.key)
-                case [0, int(remaining_ms)]:
-                    return Refusal(remaining_ms if remaining_ms >= 0 else None)
-                case [-1]:
-                    raise LockError(
-                        "Internal", "the fence counter of this key is used up: use another key"
-                    )
-            raise _malformed("acquire")
+            if isinstance(reply, list) and len(reply) == 3 and reply[0] == 1:
+                return Granted(lock_id, self._fence(reply[1], names.key), reply[2], names.key)
+            return _read_refusal(reply)
 
         return Call(scripts.ACQUIRE, keys, args, read, names.key, lock_id)
 
@@ -309,6 +294,17 @@ def log_fence_warning(key_hash: str, fence: str) -> None:
         FENCE_WARN,
         FENCE_MAX,
     )
+
+
+def _read_refusal(reply: Reply) -> Refusal:
+    match reply:
+        case 0:
+            return _REFUSED
+        case [0, int(remaining_ms)]:
+            return Refusal(remaining_ms if remaining_ms >= 0 else None)
+        case [-1]:
+            raise LockError("Internal", "the fence counter of this key is used up: use another key")
+    raise _malformed("acquire")
 
 
 def _read_release(reply: Reply) -> ReleaseResult:

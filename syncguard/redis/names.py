@@ -21,6 +21,7 @@ the bucket's character ``b``, and every lock id begins with the bucket's charact
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -59,6 +60,7 @@ class LockNames(NamedTuple):
     """The names of one lock."""
 
     key: str
+    json: str
     bucket: str
     space: Space
     lock: str
@@ -95,8 +97,9 @@ class Names:
         space = self._spaces[bucket]
         lock = space.storage_key(normalized)
         fence = make_fence_key(space.prefix, lock, KEY_BUDGET_BYTES, RESERVE_BYTES)
+        record = json.dumps(normalized, ensure_ascii=False)
         waiting, wake = space.waiting_head + lock, space.wake_head + lock
-        return LockNames(normalized, bucket, space, lock, fence, waiting, wake)
+        return LockNames(normalized, record, bucket, space, lock, fence, waiting, wake)
 
     def index(self, lock_id: str) -> str:
         space = self.space_of(lock_id)

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 
 from syncguard.errors import LockError
 from syncguard.redis.calls import Call
-from syncguard.redis.connections import SPARE_NEEDS, Connection, Pool, take
+from syncguard.redis.connections import SPARE_NEEDS, Connection, Pool, packer, take
 from syncguard.redis.errors import lock_error
 
 T = TypeVar("T")
@@ -25,6 +25,7 @@ T = TypeVar("T")
 FRESH_FOR_S: Final = 1.0
 """A spare connection that lay longer than this goes through the pool, which checks its health."""
 
+_pack: Final = packer()
 _LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
@@ -111,9 +112,8 @@ class Wire:
 
 def _send_and_read(connection: Connection, call: Call[Any]) -> object:
     script, keys = call.script, call.keys
-    connection.send_packed_command(
-        connection.pack_command("EVALSHA", script.sha, len(keys), *keys, *call.args)
-    )
+    command = ("EVALSHA", script.sha, len(keys), *keys, *call.args)
+    connection.send_packed_command(_pack(command) if _pack else connection.pack_command(*command))
     try:
         return connection.read_response(disable_decoding=True)
     except NoScriptError:
