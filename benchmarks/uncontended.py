@@ -2,8 +2,8 @@
 
 One blocking client, one connection, hiredis where it is installed, a Redis of its own on
 loopback. The contenders take turns in short rounds, so that whatever else the machine does hits
-all of them alike; a ratio is the median of the rounds' ratios. Two bare PINGs on a raw socket are the floor: no lock
-can take fewer round trips than two.
+all of them alike; a ratio is the median of the ratios in the rounds. Two bare PINGs on a raw
+socket are the floor: no lock can take fewer round trips than two.
 
     python benchmarks/uncontended.py [--rounds 200] [--pairs 50]
 """

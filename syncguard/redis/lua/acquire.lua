@@ -62,9 +62,11 @@ end
 
 local fence = string.format('%015.0f', number)
 local expiresAtMs = nowMs + ARGV[2]
-local record = ARGV[4] .. string.format(
-  ',"expiresAtMs":%.0f,"acquiredAtMs":%.0f,"fence":"%s"}', expiresAtMs, nowMs, fence)
+-- As text once: Redis would turn the number into text again for each use, with 17 digits.
+local expiry = string.format('%.0f', expiresAtMs)
+local record = ARGV[4] .. ',"expiresAtMs":' .. expiry
+  .. string.format(',"acquiredAtMs":%.0f,"fence":"%s"}', nowMs, fence)
 redis.call('SET', KEYS[1], record, 'PX', ARGV[2])
 redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2])
-redis.call('ZADD', KEYS[4], expiresAtMs, KEYS[1])
+redis.call('ZADD', KEYS[4], expiry, KEYS[1])
 return {1, fence, expiresAtMs}
