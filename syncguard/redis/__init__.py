@@ -3,5 +3,19 @@
 from syncguard.redis.async_client import AsyncRedisBackend
 from syncguard.redis.client import RedisBackend
 from syncguard.redis.configuration import REDIS_CAPABILITIES
+from syncguard.redis.server import (
+    ServerReport,
+    impatient_options,
+    inspect_server,
+    server_time_ms,
+)
 
-__all__ = ["REDIS_CAPABILITIES", "AsyncRedisBackend", "RedisBackend"]
+__all__ = [
+    "REDIS_CAPABILITIES",
+    "AsyncRedisBackend",
+    "RedisBackend",
+    "ServerReport",
+    "impatient_options",
+    "inspect_server",
+    "server_time_ms",
+]
