@@ -18,7 +18,6 @@ from syncguard.disposal import Disposal
 from syncguard.errors import LockError
 from syncguard.events import IncludeRaw, OnEvent, Reporter
 from syncguard.handles import AsyncAcquired
-from syncguard.telemetry import _known, report_extension
 from syncguard.types import (
     BackendCapabilities,
     Contended,
@@ -48,7 +47,9 @@ class AsyncReportingBackend(AsyncLockable):
 
     def __init__(self, backend: AsyncLockBackend, reporter: Reporter) -> None:
         self._inner = backend
+        self._reporter = reporter
         self._report = reporter.report
+        self._failed = reporter.report_failure
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -74,16 +75,16 @@ class AsyncReportingBackend(AsyncLockable):
     ) -> AsyncAcquired | Contended:
         try:
             result = await self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
-        except LockError:
-            self._report("acquire", False, key=_known(key))
+        except LockError as error:
+            self._failed("acquire", error, key=key)
             raise
         return self._contended(key) if isinstance(result, Contended) else self._acquired(result)
 
     async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         try:
             result = await self._inner.release(lock_id, signal=signal)
-        except LockError:
-            self._report("release", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("release", error, lock_id=lock_id)
             raise
         self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
         return result
@@ -93,8 +94,8 @@ class AsyncReportingBackend(AsyncLockable):
     ) -> ExtendResult:
         try:
             result = await self._inner.extend(lock_id, ttl_ms, signal=signal)
-        except LockError:
-            self._report("extend", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("extend", error, lock_id=lock_id)
             raise
         self._report("extend", result.ok, lock_id=lock_id, reason=result.reason)
         return result
@@ -110,8 +111,8 @@ class AsyncReportingBackend(AsyncLockable):
         """Reported as ``extend``: the lock lives on, in other hands."""
         try:
             result = await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
-        except LockError:
-            self._report("extend", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("extend", error, lock_id=lock_id)
             raise
         if isinstance(result, NotAdopted):
             self._report("extend", False, lock_id=lock_id, reason=result.reason)
@@ -122,8 +123,8 @@ class AsyncReportingBackend(AsyncLockable):
     async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         try:
             locked = await self._inner.is_locked(key, signal=signal)
-        except LockError:
-            self._report("isLocked", False, key=_known(key))
+        except LockError as error:
+            self._failed("isLocked", error, key=key)
             raise
         self._report("isLocked", locked, key=key)
         return locked
@@ -137,8 +138,8 @@ class AsyncReportingBackend(AsyncLockable):
     ) -> LockInfo | None:
         try:
             info = await self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
-        except LockError:
-            self._report("lookup", False, key=_known(key), lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("lookup", error, key=key, lock_id=lock_id)
             raise
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
@@ -200,8 +201,8 @@ class _ReportingWaiter:
     ) -> AsyncAcquired | Refusal:
         try:
             answer = await self._inner.attempt(ttl_ms, holder, wait_ms)
-        except LockError:
-            self._backend._report("acquire", False, key=_known(self._key))
+        except LockError as error:
+            self._backend._failed("acquire", error, key=self._key)
             raise
         if isinstance(answer, Refusal):
             self._backend._contended(self._key)
@@ -218,5 +219,5 @@ class _ReportingChannel:
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
         answers = await self._inner.extend(extensions)
         for (lock_id, _), answer in zip(extensions, answers, strict=True):
-            report_extension(self._backend._report, lock_id, answer)
+            self._backend._reporter.report_extension(lock_id, answer)
         return answers

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final, Literal
 
-from syncguard.errors import invalid_argument
-from syncguard.types import LockEvent, OperationName
+from syncguard.errors import LockError, invalid_argument
+from syncguard.types import ExtendResult, LockEvent, OperationName
 
 OnEvent = Callable[[LockEvent], object]
 IncludeRaw = bool | Callable[[LockEvent], bool]
@@ -59,6 +59,27 @@ class Reporter:
         except Exception:
             # No traceback: with include_raw it could show what the event carried.
             _logger.error("a telemetry callback failed; the lock operation was not affected")
+
+    def report_failure(
+        self,
+        operation: OperationName,
+        error: LockError,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+    ) -> None:
+        """Report an operation that raised. What was refused is not hashed: it may be anything."""
+        if error.code == "InvalidArgument":
+            self.report(operation, False)
+        else:
+            self.report(operation, False, key=key, lock_id=lock_id)
+
+    def report_extension(self, lock_id: str, answer: ExtendResult | LockError) -> None:
+        """Report one extension of a heartbeat."""
+        if isinstance(answer, LockError):
+            self.report("extend", False, lock_id=lock_id)
+        else:
+            self.report("extend", answer.ok, lock_id=lock_id, reason=answer.reason)
 
 
 def _let_run(awaitable: object) -> None:

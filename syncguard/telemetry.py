@@ -45,7 +45,9 @@ class ReportingBackend(Lockable):
 
     def __init__(self, backend: LockBackend, reporter: Reporter) -> None:
         self._inner = backend
+        self._reporter = reporter
         self._report = reporter.report
+        self._failed = reporter.report_failure
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -71,16 +73,16 @@ class ReportingBackend(Lockable):
     ) -> Acquired | Contended:
         try:
             result = self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
-        except LockError:
-            self._report("acquire", False, key=_known(key))
+        except LockError as error:
+            self._failed("acquire", error, key=key)
             raise
         return self._contended(key) if isinstance(result, Contended) else self._acquired(result)
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         try:
             result = self._inner.release(lock_id, signal=signal)
-        except LockError:
-            self._report("release", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("release", error, lock_id=lock_id)
             raise
         self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
         return result
@@ -90,8 +92,8 @@ class ReportingBackend(Lockable):
     ) -> ExtendResult:
         try:
             result = self._inner.extend(lock_id, ttl_ms, signal=signal)
-        except LockError:
-            self._report("extend", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("extend", error, lock_id=lock_id)
             raise
         self._report("extend", result.ok, lock_id=lock_id, reason=result.reason)
         return result
@@ -107,8 +109,8 @@ class ReportingBackend(Lockable):
         """Reported as ``extend``: the lock lives on, in other hands."""
         try:
             result = self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
-        except LockError:
-            self._report("extend", False, lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("extend", error, lock_id=lock_id)
             raise
         if isinstance(result, NotAdopted):
             self._report("extend", False, lock_id=lock_id, reason=result.reason)
@@ -119,8 +121,8 @@ class ReportingBackend(Lockable):
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         try:
             locked = self._inner.is_locked(key, signal=signal)
-        except LockError:
-            self._report("isLocked", False, key=_known(key))
+        except LockError as error:
+            self._failed("isLocked", error, key=key)
             raise
         self._report("isLocked", locked, key=key)
         return locked
@@ -134,8 +136,8 @@ class ReportingBackend(Lockable):
     ) -> LockInfo | None:
         try:
             info = self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
-        except LockError:
-            self._report("lookup", False, key=_known(key), lock_id=_known(lock_id))
+        except LockError as error:
+            self._failed("lookup", error, key=key, lock_id=lock_id)
             raise
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
@@ -193,8 +195,8 @@ class _ReportingWaiter:
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         try:
             answer = self._inner.attempt(ttl_ms, holder, wait_ms)
-        except LockError:
-            self._backend._report("acquire", False, key=_known(self._key))
+        except LockError as error:
+            self._backend._failed("acquire", error, key=self._key)
             raise
         if isinstance(answer, Refusal):
             self._backend._contended(self._key)
@@ -217,18 +219,5 @@ class _ReportingChannel:
     def receive(self) -> list[ExtendResult | LockError]:
         answers = self._inner.receive()
         for answer in answers:
-            report_extension(self._backend._report, self._sent.popleft(), answer)
+            self._backend._reporter.report_extension(self._sent.popleft(), answer)
         return answers
-
-
-def report_extension(report: object, lock_id: str, answer: ExtendResult | LockError) -> None:
-    """Report one extension of a heartbeat."""
-    assert callable(report)
-    ok = not isinstance(answer, LockError) and answer.ok
-    reason = None if isinstance(answer, LockError) else answer.reason
-    report("extend", ok, lock_id=lock_id, reason=reason)
-
-
-def _known(value: str | None) -> str | None:
-    # What was refused may be anything; only text has a hash.
-    return value if isinstance(value, str) else None

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -125,7 +126,7 @@ def _bucket(key: str) -> str:
 def _validated_prefix(prefix: str) -> str:
     if not isinstance(prefix, str):
         raise invalid_argument(f"key_prefix must be a str, not {type(prefix).__name__}")
-    stripped = prefix.rstrip(":")
+    stripped = unicodedata.normalize("NFC", prefix).rstrip(":")
     if any(segment in _RESERVED for segment in stripped.split(":")):
         raise invalid_argument(
             "key_prefix must not contain a segment 'fence' or 'id': locks and fence counters would"
