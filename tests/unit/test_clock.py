@@ -1,0 +1,77 @@
+"""Time: one predicate for liveness, one tolerance, and a clock that runs in suspend."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import pytest
+
+import syncguard
+from syncguard import TIME_TOLERANCE_MS, is_live, redis_server_time_ms
+from syncguard.clock import holder_clock_ms
+from syncguard.constants import CLEANUP_GUARD_MS
+
+PACKAGE = Path(syncguard.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("expires_at_ms", "live"), [(9_001, True), (9_000, False), (8_999, False), (10_000, True)]
+)
+def test_a_lock_lives_until_the_tolerance_has_passed_too(expires_at_ms, live):
+    assert is_live(expires_at_ms, 10_000, 1_000) is live
+
+
+def test_without_a_tolerance_of_its_own_the_unified_one_counts():
+    assert is_live(9_001, 10_000)
+    assert not is_live(9_000, 10_000)
+
+
+def test_the_tolerance_is_one_second_and_cleanup_waits_for_two():
+    assert TIME_TOLERANCE_MS == 1_000
+    assert CLEANUP_GUARD_MS >= 2_000
+
+
+@pytest.mark.parametrize("reply", [(12, 345_999), ("12", "345999"), (b"12", b"345999")])
+def test_the_servers_time_is_cut_to_milliseconds(reply):
+    assert redis_server_time_ms(reply) == 12_345
+
+
+def test_the_tolerance_is_written_down_once():
+    """No module compares an expiry with a number of its own; all take the constant."""
+    owners = {PACKAGE / "constants.py"}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {t.id for t in targets if isinstance(t, ast.Name)}
+                if any("TOLERANCE" in name for name in names):
+                    # A name for the same constant is fine; a number is not.
+                    assert path in owners or "TIME_TOLERANCE_MS" in ast.dump(node), path
+
+
+def test_no_script_knows_the_tolerance_or_the_guard_by_heart():
+    for script in (PACKAGE / "redis" / "lua").glob("*.lua"):
+        code = [line.split("--")[0] for line in script.read_text("utf-8").splitlines()]
+        numbers = " ".join(code)
+        assert "2000" not in numbers, script.name
+        # 1000 turns seconds into milliseconds and back, and nothing else.
+        assert numbers.count("1000") == 2 * numbers.count(
+            "time[1] * 1000 + math.floor(time[2] / 1000)"
+        )
+
+
+def test_the_holders_clock_goes_on_and_counts_milliseconds():
+    before, monotonic = holder_clock_ms(), time.monotonic()
+    while time.monotonic() - monotonic < 0.01:
+        pass
+    assert holder_clock_ms() - before >= 9.9
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no CLOCK_BOOTTIME")
+def test_the_holders_clock_runs_in_suspend():
+    before = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+    now = holder_clock_ms()
+    after = time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+    assert before - 1 <= now <= after + 1
