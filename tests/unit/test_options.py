@@ -1,0 +1,174 @@
+"""The options of lock(), checked when it is made, and what leaving its block comes to."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from syncguard import Acquisition, Held, LockError, ReleaseResult
+from syncguard.clock import holder_clock_ms
+from syncguard.disposal import Disposal
+from syncguard.handles import Grant
+from syncguard.options import Options, came_too_late, check_decorated, lock_lost, was_lost
+
+DEFAULTS = {
+    "key": "k",
+    "ttl_ms": 1_000,
+    "acquisition": Acquisition(),
+    "auto_extend": False,
+    "max_hold_ms": None,
+    "holder": None,
+    "on_lost": None,
+    "on_release_error": None,
+    "signal": None,
+}
+FAR_FUTURE = 1e15
+LONG_AGO = -1e15
+
+
+def held(sent_at_ms=FAR_FUTURE):
+    return Held(Grant("A" * 22, "000000000000001", 0, "key", 1_000, sent_at_ms, Disposal()))
+
+
+def refused(**options):
+    with pytest.raises(LockError) as caught:
+        Options(**DEFAULTS | options)
+    assert caught.value.code == "InvalidArgument"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key": ""},
+        {"key": 1},
+        {"key": "k" * 513},
+        {"ttl_ms": 0},
+        {"ttl_ms": True},
+        {"ttl_ms": 1.5},
+        {"holder": "a\nb"},
+        {"acquisition": {"timeout_ms": 1}},
+        {"acquisition": None},
+        {"auto_extend": 1},
+        {"auto_extend": True, "max_hold_ms": 0},
+        {"auto_extend": True, "max_hold_ms": 1.0},
+        {"max_hold_ms": 1_000},
+        {"on_lost": "call me"},
+        {"on_release_error": 1},
+        {"signal": object()},
+    ],
+    ids=lambda options: next(reversed(options)) + " " + repr(options)[-20:],
+)
+def test_a_bad_option_is_refused_when_the_lock_is_made(options):
+    refused(**options)
+
+
+def test_a_longest_hold_without_renewal_says_what_it_needs():
+    assert "auto_extend=True" in refused(max_hold_ms=1_000)
+
+
+def test_a_signal_that_is_set_already_is_no_bad_option():
+    signal = threading.Event()
+    signal.set()
+    assert Options(**DEFAULTS | {"signal": signal}).signal is signal
+
+
+@pytest.mark.parametrize(
+    ("options", "watched"),
+    [({}, False), ({"auto_extend": True}, True), ({"on_lost": print}, True)],
+)
+def test_the_heartbeat_watches_what_is_to_be_extended_or_told(options, watched):
+    assert Options(**DEFAULTS | options).watched is watched
+
+
+def test_the_locks_own_callback_comes_before_the_backends():
+    theirs, mine = Disposal(on_release_error=print, timeout_ms=70), lambda *_: None
+    assert Options(**DEFAULTS).disposal_of(theirs, held()) == theirs
+    chosen = Options(**DEFAULTS | {"on_release_error": mine}).disposal_of(theirs, held())
+    assert (chosen.on_release_error, chosen.timeout_ms) == (mine, 70)
+
+
+@pytest.mark.parametrize(("backends", "chosen"), [(None, 1_000), (70, 70), (5_000, 1_000)])
+def test_releasing_a_lost_lock_is_not_tried_for_long(backends, chosen):
+    disposal = Options(**DEFAULTS).disposal_of(Disposal(timeout_ms=backends), held(LONG_AGO))
+    assert disposal.timeout_ms == chosen
+
+
+@pytest.mark.parametrize(
+    ("known_lost", "past_deadline", "released", "lost"),
+    [
+        (True, False, ReleaseResult(True), True),
+        (False, False, ReleaseResult(True), False),
+        (False, True, ReleaseResult(True), False),
+        (False, False, ReleaseResult(False), True),
+        (False, False, None, False),
+        (False, True, None, True),
+    ],
+)
+def test_a_lock_was_lost_if_it_was_known_or_not_found_or_nobody_can_say(
+    known_lost, past_deadline, released, lost
+):
+    lock = held(LONG_AGO if past_deadline else FAR_FUTURE)
+    assert was_lost(lock, known_lost, released) is lost
+
+
+def test_the_error_for_a_lost_lock_carries_the_identifiers_and_shows_none():
+    error = lock_lost("the-key", held())
+    assert (error.context.key, error.context.lock_id) == ("the-key", "A" * 22)
+    assert "the-key" not in repr(error) + str(error)
+
+
+def test_the_context_of_a_failed_release_says_that_it_was_a_lock_block():
+    context = Options(**DEFAULTS).release_context(held())
+    assert (context.key, context.lock_id, context.source) == ("k", "A" * 22, "lock")
+
+
+def test_a_grant_that_was_longer_under_way_than_its_ttl_came_too_late():
+    late = Grant("A" * 22, "0" * 15, 0, "k", 10, holder_clock_ms() - 10, Disposal())
+    in_time = Grant("A" * 22, "0" * 15, 0, "k", 10**6, holder_clock_ms(), Disposal())
+    assert came_too_late(late)
+    assert not came_too_late(in_time)
+
+
+def test_options_do_not_show_their_key():
+    assert "very-secret" not in repr(Options(**DEFAULTS | {"key": "very-secret"}))
+
+
+# -- decorators -----------------------------------------------------------------------------------
+
+
+def plain(): ...
+
+
+async def coroutine(): ...
+
+
+def generator():
+    yield
+
+
+async def async_generator():
+    yield
+
+
+@pytest.mark.parametrize("wants_async", [False, True])
+@pytest.mark.parametrize("function", [generator, async_generator])
+def test_a_generator_cannot_be_decorated(function, wants_async):
+    with pytest.raises(LockError, match="inside it") as caught:
+        check_decorated(function, wants_async=wants_async)
+    assert caught.value.code == "InvalidArgument"
+
+
+@pytest.mark.parametrize(
+    ("function", "wants_async", "hint"),
+    [(coroutine, False, "syncguard.aio.lock"), (plain, True, "syncguard.lock")],
+)
+def test_the_wrong_kind_of_function_gets_a_hint_at_the_right_lock(function, wants_async, hint):
+    with pytest.raises(LockError, match=hint):
+        check_decorated(function, wants_async=wants_async)
+
+
+def test_the_right_kind_of_function_can_be_decorated():
+    check_decorated(plain, wants_async=False)
+    check_decorated(coroutine, wants_async=True)

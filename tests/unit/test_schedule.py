@@ -1,0 +1,177 @@
+"""When to extend which lock and when to give one up, with a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncguard.disposal import Disposal
+from syncguard.handles import Grant
+from syncguard.held import Held
+from syncguard.schedule import Schedule
+
+TTL = 3_000
+START = 1e15  # far beyond the machine's own clock, which none of this may ask
+
+
+def held(sent_at_ms=START, ttl_ms=TTL):
+    return Held(Grant("A" * 22, "000000000000001", 0, "key", ttl_ms, sent_at_ms, Disposal()))
+
+
+@pytest.fixture
+def schedule():
+    return Schedule()
+
+
+def watch(schedule, *, sent_at_ms=START, ttl_ms=TTL, renews=True, max_hold_ms=None):
+    return schedule.add(
+        held(sent_at_ms, ttl_ms), "lane", ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
+    )
+
+
+def test_an_empty_schedule_has_nothing_to_do(schedule):
+    assert schedule.next_ms() is None
+    assert schedule.take_due(START) == ([], [])
+
+
+def test_a_lock_is_due_at_a_third_of_its_ttl(schedule):
+    beat = watch(schedule)
+    assert schedule.next_ms() == START + 1_000
+    assert schedule.take_due(START + 999) == ([], [])
+    assert schedule.take_due(START + 1_000) == ([], [beat])
+
+
+def test_a_lock_that_is_being_extended_is_not_due_again(schedule):
+    watch(schedule)
+    schedule.take_due(START + 1_000)
+    assert schedule.take_due(START + 2_000) == ([], [])
+
+
+def test_the_next_third_counts_from_the_sending_of_the_last_request(schedule):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_100)
+    schedule.extended(beat, START + 1_100, 42)
+    assert schedule.next_ms() == START + 2_100
+    assert beat.held.expires_at_ms == 42
+
+
+def test_the_deadline_is_the_sending_of_the_last_successful_request_plus_the_ttl(schedule):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_000)
+    schedule.extended(beat, START + 1_000, 42)
+    assert beat.held.deadline_ms == START + 1_000 + TTL
+
+
+def test_a_failed_request_does_not_move_the_deadline(schedule):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_000)
+    schedule.failed(beat, START + 1_500)
+    assert beat.held.deadline_ms == START + TTL
+
+
+def test_a_failed_request_is_tried_again_soon(schedule):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_000)
+    schedule.failed(beat, START + 1_500)
+    assert START + 1_500 < schedule.next_ms() <= START + 1_750
+    assert schedule.take_due(START + 1_750) == ([], [beat])
+
+
+@pytest.mark.parametrize("ttl_ms", [1, 30, 500, 3_000, 3_600_000])
+def test_no_retry_is_endlessly_soon_or_late(schedule, ttl_ms):
+    beat = watch(schedule, ttl_ms=ttl_ms)
+    schedule.failed(beat, START)
+    assert 10 <= beat.due_ms - START <= 250
+
+
+def test_a_lock_without_an_answer_is_lost_at_its_deadline_and_not_later(schedule):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_000)
+    assert schedule.next_ms() <= START + TTL
+    lost, due = schedule.take_due(START + TTL)
+    assert (lost, due) == ([beat], [])
+
+
+def test_a_lock_is_lost_a_little_before_anybody_else_can_have_it(schedule):
+    beat = watch(schedule)
+    assert START + TTL * 0.9 < beat.lost_at_ms < START + TTL
+
+
+def test_a_lock_is_lost_only_once(schedule):
+    watch(schedule)
+    assert len(schedule.take_due(START + TTL)[0]) == 1
+    assert schedule.take_due(START + 2 * TTL) == ([], [])
+
+
+def test_a_lock_that_fails_until_the_end_is_lost_at_the_deadline(schedule):
+    beat = watch(schedule)
+    now = START
+    while not (taken := schedule.take_due(now))[0]:
+        for due in taken[1]:
+            schedule.failed(due, now)
+        assert schedule.next_ms() > now
+        now = schedule.next_ms()
+    assert taken[0] == [beat]
+    assert now <= START + TTL
+
+
+def test_a_process_that_slept_through_the_ttl_finds_its_lock_lost_and_not_due(schedule):
+    beat = watch(schedule)
+    assert schedule.take_due(START + 10 * TTL) == ([beat], [])
+
+
+def test_a_lock_that_was_let_go_is_neither_due_nor_lost(schedule):
+    beat = watch(schedule)
+    schedule.remove(beat)
+    assert schedule.next_ms() is None
+    assert schedule.take_due(START + TTL) == ([], [])
+
+
+@pytest.mark.parametrize("late", ["extended", "failed"])
+def test_an_answer_that_comes_after_the_letting_go_changes_nothing(schedule, late):
+    beat = watch(schedule)
+    schedule.take_due(START + 1_000)
+    schedule.remove(beat)
+    if late == "extended":
+        schedule.extended(beat, START + 1_000, 42)
+    else:
+        schedule.failed(beat, START + 1_000)
+    assert schedule.next_ms() is None
+    assert beat.held.deadline_ms == START + TTL
+
+
+def test_without_renewal_only_the_deadline_is_watched(schedule):
+    beat = watch(schedule, renews=False)
+    assert schedule.take_due(START + 2_000) == ([], [])
+    assert schedule.take_due(START + TTL) == ([beat], [])
+
+
+def test_after_the_longest_hold_renewal_ends_and_the_lock_runs_out(schedule):
+    beat = watch(schedule, max_hold_ms=2_500)
+    for sent in (1_000, 2_000):
+        assert schedule.take_due(START + sent) == ([], [beat])
+        schedule.extended(beat, START + sent, 42)
+    assert schedule.take_due(START + 3_000) == ([], [])
+    assert schedule.take_due(START + 2_000 + TTL) == ([beat], [])
+
+
+def test_a_hold_shorter_than_the_first_third_is_never_renewed(schedule):
+    beat = watch(schedule, max_hold_ms=500)
+    assert schedule.take_due(START + 2_900) == ([], [])
+    assert schedule.take_due(START + TTL) == ([beat], [])
+
+
+def test_locks_are_due_in_the_order_of_their_time(schedule):
+    late = watch(schedule, ttl_ms=9_000)
+    soon = watch(schedule, ttl_ms=300)
+    middle = watch(schedule, ttl_ms=3_000)
+    assert schedule.next_ms() == START + 100
+    assert schedule.take_due(START + 100) == ([], [soon])
+    schedule.remove(soon)
+    assert schedule.take_due(START + 3_000 - 100) == ([], [middle])
+    schedule.remove(middle)
+    assert schedule.take_due(START + 3_000) == ([], [late])
+
+
+def test_all_that_is_due_is_taken_at_once(schedule):
+    beats = [watch(schedule) for _ in range(1_000)]
+    assert schedule.take_due(START + 1_000) == ([], beats)

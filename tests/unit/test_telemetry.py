@@ -1,0 +1,320 @@
+"""with_telemetry: one event for every operation, blocking and asyncio, over fakeredis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import fakeredis
+import pytest
+
+from syncguard import Acquisition, LockError, LockEvent, aio, hash_key, lock, with_telemetry
+from syncguard.keys import generate_lock_id
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.testing import BlockingFacade, LoopThread
+
+UNKNOWN = generate_lock_id()
+
+
+@pytest.fixture
+def server():
+    return fakeredis.FakeServer()
+
+
+@pytest.fixture(params=["blocking", "asyncio"])
+def watched(request, server):
+    """Makes a backend that reports to the given callback."""
+    if request.param == "blocking":
+        inner = RedisBackend(fakeredis.FakeRedis(server=server))
+        yield lambda on_event, **options: with_telemetry(inner, on_event, **options)
+        return
+
+    with LoopThread() as loop:
+
+        async def connect():
+            return fakeredis.FakeAsyncRedis(server=server)
+
+        def make(on_event, **options):
+            inner = AsyncRedisBackend(loop.run(connect()))
+            return BlockingFacade(aio.with_telemetry(inner, on_event, **options), loop)
+
+        yield make
+
+
+@pytest.fixture
+def events():
+    return []
+
+
+@pytest.fixture
+def backend(watched, events):
+    return watched(events.append)
+
+
+def plant_expired(server, key):
+    """A lock that ran out long ago and is still stored, as after a clock that jumped."""
+    record = {"lockId": "E" * 22, "key": key, "fence": "000000000000001"}
+    record |= {"expiresAtMs": 1, "acquiredAtMs": 0}
+    client = fakeredis.FakeRedis(server=server)
+    client.set(f"syncguard:{key}", json.dumps(record))
+    client.set(f"syncguard:id:{'E' * 22}", f"syncguard:{key}")
+    return "E" * 22
+
+
+def test_an_acquired_lock_is_reported_with_the_hashes_of_key_and_id(backend, events):
+    result = backend.acquire("k", 60_000)
+    assert events == [
+        LockEvent("acquire", "ok", key_hash=hash_key("k"), lock_id_hash=hash_key(result.lock_id))
+    ]
+
+
+def test_contention_is_reported_as_locked(backend, events):
+    backend.acquire("k", 60_000)
+    backend.acquire("k", 60_000)
+    assert events[1:] == [LockEvent("acquire", "fail", key_hash=hash_key("k"), reason="locked")]
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "adopt"])
+def test_a_mutation_that_worked_is_reported_without_a_reason(backend, events, operation):
+    lock_id = backend.acquire("k", 60_000).lock_id
+    getattr(backend, operation)(lock_id)
+    [event] = events[1:]
+    assert (event.type, event.result) == (operation.replace("adopt", "extend"), "ok")
+    assert event.reason is None
+    assert event.lock_id_hash
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "adopt"])
+def test_a_mutation_that_found_nothing_is_reported_as_not_found(backend, events, operation):
+    getattr(backend, operation)(UNKNOWN)
+    type_ = operation.replace("adopt", "extend")
+    expected = LockEvent(type_, "fail", lock_id_hash=hash_key(UNKNOWN), reason="not-found")
+    assert events == [expected]
+
+
+@pytest.mark.parametrize("operation", ["release", "extend", "adopt"])
+def test_a_mutation_that_saw_an_expired_lock_is_reported_as_expired(
+    server, backend, events, operation
+):
+    getattr(backend, operation)(plant_expired(server, "k"))
+    assert [event.reason for event in events] == ["expired"]
+
+
+def test_is_locked_and_lookup_are_reported_without_a_reason(backend, events):
+    backend.is_locked("k")
+    backend.lookup(key="k")
+    backend.lookup(lock_id=UNKNOWN)
+    key_hash, id_hash = hash_key("k"), hash_key(UNKNOWN)
+    assert events == [
+        LockEvent("isLocked", "fail", key_hash=key_hash),
+        LockEvent("lookup", "fail", key_hash=key_hash),
+        LockEvent("lookup", "fail", lock_id_hash=id_hash),
+    ]
+
+
+def test_what_is_found_is_reported_as_ok(backend, events):
+    result = backend.acquire("k", 60_000)
+    events.clear()
+    backend.is_locked("k")
+    backend.lookup(key="k")
+    backend.lookup(lock_id=result.lock_id)
+    backend._lookup_raw(key="k", lock_id=None, signal=None)
+    assert [(event.type, event.result) for event in events] == [
+        ("isLocked", "ok"),
+        ("lookup", "ok"),
+        ("lookup", "ok"),
+        ("lookup", "ok"),
+    ]
+
+
+def test_a_forced_release_is_reported_as_a_release(backend, events):
+    backend.acquire("k", 60_000)
+    info = backend.lookup(key="k")
+    events.clear()
+    backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
+    expected = LockEvent("release", "ok", key_hash=info.key_hash, lock_id_hash=info.lock_id_hash)
+    assert events == [expected]
+
+
+def test_leaving_a_block_reports_the_release(backend, events):
+    with backend.acquire("k", 60_000):
+        pass
+    assert [event.type for event in events] == ["acquire", "release"]
+
+
+def test_faults_are_reported_and_raised(server, backend, events):
+    server.connected = False
+    for operation in (
+        lambda: backend.acquire("k"),
+        lambda: backend.release(UNKNOWN),
+        lambda: backend.extend(UNKNOWN),
+        lambda: backend.adopt(UNKNOWN),
+        lambda: backend.is_locked("k"),
+        lambda: backend.lookup(key="k"),
+    ):
+        with pytest.raises(LockError):
+            operation()
+    types = ["acquire", "release", "extend", "extend", "isLocked", "lookup"]
+    assert [event.type for event in events] == types
+    assert {(event.result, event.reason) for event in events} == {("fail", None)}
+
+
+def test_input_that_is_refused_is_reported_and_raised(backend, events):
+    for operation in (lambda: backend.acquire(None), lambda: backend.release(7)):
+        with pytest.raises(LockError):
+            operation()
+    assert events == [LockEvent("acquire", "fail"), LockEvent("release", "fail")]
+
+
+def test_what_was_refused_is_not_hashed(watched, events):
+    # Hashing megabytes is what the limit of keys protects against.
+    backend = watched(events.append, include_raw=True)
+    with pytest.raises(LockError):
+        backend.acquire("k" * 1_000_000)
+    assert events == [LockEvent("acquire", "fail")]
+
+
+def test_raw_identifiers_are_left_out_unless_permitted(backend, events):
+    backend.acquire("k", 60_000)
+    backend.is_locked("k")
+    assert {(event.key, event.lock_id) for event in events} == {(None, None)}
+
+
+def test_raw_identifiers_are_there_when_permitted(watched, events):
+    result = watched(events.append, include_raw=True).acquire("k", 60_000)
+    assert [(event.key, event.lock_id) for event in events] == [("k", result.lock_id)]
+
+
+def test_a_function_can_permit_raw_identifiers_event_by_event(watched, events):
+    backend = watched(events.append, include_raw=lambda event: event.result == "fail")
+    backend.acquire("k", 60_000)
+    backend.acquire("k", 60_000)
+    assert [event.key for event in events] == [None, "k"]
+
+
+def test_a_callback_that_fails_does_not_reach_the_lock(watched, caplog):
+    def complain(event):
+        raise RuntimeError(f"cannot take {event.key}")
+
+    backend = watched(complain, include_raw=True)
+    result = backend.acquire("very-secret", 60_000)
+    assert result.ok
+    assert backend.release(result.lock_id).ok
+    assert "telemetry callback failed" in caplog.text
+    assert "very-secret" not in caplog.text
+
+
+def test_a_permission_that_fails_does_not_reach_the_lock(watched, events, caplog):
+    backend = watched(events.append, include_raw=lambda _event: 1 / 0)
+    assert backend.acquire("k", 60_000).ok
+    assert events == []
+    assert caplog.records
+
+
+@pytest.mark.parametrize("options", [{"on_event": None}, {"on_event": print, "include_raw": "yes"}])
+def test_bad_settings_are_refused(watched, options):
+    with pytest.raises(LockError) as caught:
+        watched(**options)
+    assert caught.value.code == "InvalidArgument"
+
+
+def test_a_backend_without_telemetry_computes_no_hashes(server, monkeypatch):
+    def computed(_value):
+        raise AssertionError("a hash was computed")
+
+    backend = RedisBackend(fakeredis.FakeRedis(server=server))
+    monkeypatch.setattr(backend._calls, "hash", computed)
+    result = backend.acquire("k", 60_000)
+    backend.is_locked("k")
+    backend.extend(result.lock_id)
+    assert backend.release(result.lock_id).ok
+
+
+def test_the_watched_backend_is_a_backend_with_all_its_names(server):
+    inner = RedisBackend(fakeredis.FakeRedis(server=server), hash_secret="s")
+    backend = with_telemetry(inner, print)
+    assert backend.capabilities == inner.capabilities
+    assert backend.disposal is inner.disposal
+    assert backend.hash("k") == inner.hash("k") != hash_key("k")
+
+
+# -- asyncio's own --------------------------------------------------------------------------------
+
+
+def test_an_async_callback_is_not_awaited_by_the_operation(server):
+    async def run():
+        client = fakeredis.FakeAsyncRedis(server=server)
+        may_end, ended = asyncio.Event(), asyncio.Event()
+
+        async def slow(_event):
+            await may_end.wait()
+            ended.set()
+
+        backend = aio.with_telemetry(AsyncRedisBackend(client), slow)
+        assert (await backend.acquire("k", 60_000)).ok
+        assert not ended.is_set()
+        may_end.set()
+        await asyncio.wait_for(ended.wait(), 20)
+        await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_an_async_callback_that_fails_is_logged_and_no_more(server, caplog):
+    async def run():
+        client = fakeredis.FakeAsyncRedis(server=server)
+
+        async def complain(event):
+            raise RuntimeError(f"cannot take {event.key}")
+
+        backend = aio.with_telemetry(AsyncRedisBackend(client), complain, include_raw=True)
+        assert (await backend.acquire("very-secret", 60_000)).ok
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await client.aclose()
+
+    asyncio.run(run())
+    assert "telemetry callback failed" in caplog.text
+    assert "very-secret" not in caplog.text
+
+
+def test_an_async_callback_of_a_blocking_backend_is_an_error_in_the_log(server, caplog):
+    async def never_run(_event): ...
+
+    backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), never_run)
+    assert backend.acquire("k", 60_000).ok
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+
+
+# -- lock() ---------------------------------------------------------------------------------------
+
+
+def test_lock_reports_what_it_does(server, events):
+    backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), events.append)
+    with lock(backend, "k"):
+        with pytest.raises(LockError), backend.lock("k", acquisition=Acquisition(max_retries=0)):
+            pass
+    assert [(event.type, event.result, event.reason) for event in events] == [
+        ("acquire", "ok", None),
+        ("acquire", "fail", "locked"),
+        ("release", "ok", None),
+    ]
+
+
+def test_the_asyncio_lock_reports_what_it_does(server, events):
+    async def run():
+        client = fakeredis.FakeAsyncRedis(server=server)
+        backend = aio.with_telemetry(AsyncRedisBackend(client), events.append)
+        async with backend.lock("k"):
+            with pytest.raises(LockError):
+                async with aio.lock(backend, "k", acquisition=Acquisition(max_retries=0)):
+                    pass
+        await client.aclose()
+
+    asyncio.run(run())
+    assert [(event.type, event.result, event.reason) for event in events] == [
+        ("acquire", "ok", None),
+        ("acquire", "fail", "locked"),
+        ("release", "ok", None),
+    ]
