@@ -30,7 +30,7 @@ from syncguard.options import (
     was_lost,
 )
 from syncguard.schedule import Beat
-from syncguard.types import Acquisition, OnReleaseError, Signal
+from syncguard.types import Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_async_waiter
 
 if TYPE_CHECKING:
@@ -127,12 +127,21 @@ class AsyncLock:
             heartbeat.unwatch(self._beat)
         options, known_lost = self._options, held.known_lost
         released = await options.disposal_of(self._backend.disposal, held).release_async(
-            lambda: self._backend.release(held.lock_id), options.release_context(held)
+            lambda: self._leave(held), options.release_context(held)
         )
         if was_lost(held, known_lost, released):
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
+
+    async def _leave(self, held: Held) -> ReleaseResult:
+        if held.kept is None:
+            return await self._backend.release(held.lock_id)
+        (ttl_ms,) = held.kept
+        if ttl_ms is None:
+            return ReleaseResult(True)
+        extended = await self._backend.extend(held.lock_id, ttl_ms)
+        return ReleaseResult(extended.ok, extended.reason)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
         check_decorated(function, wants_async=True)

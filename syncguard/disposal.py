@@ -7,13 +7,14 @@ default one that logs, without key and lock id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from syncguard.cancellation import settle
-from syncguard.errors import ErrorContext, LockError, invalid_argument
+from syncguard.errors import LockError, LockLost, invalid_argument
 from syncguard.keys import validate_ttl_ms
 from syncguard.types import OnReleaseError, ReleaseErrorContext, ReleaseResult
 
@@ -48,14 +49,22 @@ class Disposal:
     def release(
         self, release: Callable[[], ReleaseResult], context: ReleaseErrorContext
     ) -> ReleaseResult | None:
-        """Release; None when it failed and the callback was told."""
+        """Release; None when it failed and the callback was told.
+
+        Raises only what is not the backend's: a time limit or Ctrl-C that struck just now. Then
+        the release is tried once more first.
+        """
         try:
             if self.timeout_ms is None:
                 return release()
             return _within(release, self.timeout_ms)
-        except Exception as error:
-            self._tell(error, context)
-            return None
+        except BaseException as error:
+            if isinstance(error, LockError) and not isinstance(error, LockLost):
+                self._tell(error, context)
+                return None
+            with contextlib.suppress(Exception):
+                release()
+            raise
 
     async def release_async(
         self, release: Callable[[], Awaitable[ReleaseResult]], context: ReleaseErrorContext
@@ -63,13 +72,11 @@ class Disposal:
         """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
         try:
             return await settle(_within_async(release, self.timeout_ms))
-        except Exception as error:
+        except LockError as error:
             self._tell(error, context)
             return None
 
-    def _tell(self, error: Exception, context: ReleaseErrorContext) -> None:
-        if not isinstance(error, LockError):
-            error = LockError("Internal", context=ErrorContext(cause=error))
+    def _tell(self, error: LockError, context: ReleaseErrorContext) -> None:
         try:
             self.on_release_error(error, context)
         except Exception:

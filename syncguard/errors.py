@@ -67,13 +67,17 @@ class LockError(Exception):
     ) -> None:
         if code not in ERROR_CODES:
             raise ValueError(f"not an error code of SyncGuard; the codes are {ERROR_CODES}")
-        super().__init__(message or _DEFAULT_MESSAGES[code])
+        # Both as arguments: result stores rebuild an error as cls(*args).
+        super().__init__(code, message or _DEFAULT_MESSAGES[code])
         self.code = code
         self.context = context or ErrorContext()
 
     @property
     def message(self) -> str:
-        return str(self)
+        return str(self.args[-1])
+
+    def __str__(self) -> str:
+        return self.message
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.code!r}, {str(self)!r})"
@@ -89,6 +93,7 @@ class LockLost(LockError):
 
     def __init__(self, message: str | None = None, context: ErrorContext | None = None) -> None:
         super().__init__("LockLost", message, context)
+        self.args = (self.message,)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), (str(self),))

@@ -8,6 +8,7 @@ starts with nothing: the locks it inherited are its parent's.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import selectors
@@ -58,6 +59,40 @@ class Lane:
         return self.in_flight[0][1] + self.patience_ms() if self.in_flight else None
 
 
+class Post:
+    """Where the thread sleeps: until a connection has news, somebody rings, or it is time."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._clapper = socket.socketpair()
+        self._bell.setblocking(False)
+        self._clapper.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody sleeps
+            self._clapper.send(b"!")
+
+    def watch(self, channel: ExtendChannel, lane: Lane) -> None:
+        self._selector.register(channel, selectors.EVENT_READ, lane)
+
+    def unwatch(self, channel: ExtendChannel) -> None:
+        with contextlib.suppress(Exception):  # a broken channel may have no descriptor any more
+            self._selector.unregister(channel)
+
+    def wait(self, timeout_s: float) -> list[Lane]:
+        """The lanes whose connections have news."""
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        if None in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
+        return [lane for lane in ready if lane is not None]
+
+    def close(self) -> None:
+        for each in (self._selector, self._bell, self._clapper):
+            each.close()
+
+
 class Heartbeat:
     """The scheduler. Use the module's ``watch`` and ``unwatch``."""
 
@@ -66,13 +101,10 @@ class Heartbeat:
         self._schedule: Schedule[Lane] = Schedule()
         self._lanes: dict[int, Lane] = {}
         self._connected: deque[tuple[Lane, ExtendChannel | LockError]] = deque()
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._clapper = socket.socketpair()
-        self._bell.setblocking(False)
-        self._clapper.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
         self._thread: threading.Thread | None = None
+        self._post: Post | None = None
         self._sleeps_until_ms = 0.0
+        self._stopping = False
 
     # -- called by holders --------------------------------------------------------------------
 
@@ -96,13 +128,13 @@ class Heartbeat:
                 held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
             )
             if self._thread is None:
+                self._post = Post()
                 self._thread = threading.Thread(
-                    target=self._run, name="syncguard-heartbeat", daemon=True
+                    target=self._run, args=(self._post,), name="syncguard-heartbeat", daemon=True
                 )
                 self._thread.start()
-            must_ring = beat.when_ms < self._sleeps_until_ms
-        if must_ring:
-            self._ring()
+            if beat.when_ms < self._sleeps_until_ms:
+                self._ring()
         return beat
 
     def unwatch(self, beat: Beat[Lane]) -> None:
@@ -114,21 +146,38 @@ class Heartbeat:
             self._schedule.remove(beat)
             beat.lane.watched -= 1
 
+    def stop(self) -> None:
+        """End the thread and close what it has open: the process is ending."""
+        self._stopping = True
+        thread = self._thread
+        self._ring()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1)
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's sockets without a word to anybody."""
+        if self._post is not None:
+            self._post.close()
+
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it rings already
-            self._clapper.send(b"!")
+        post = self._post
+        if post is not None:
+            post.ring()
 
     # -- the thread ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while self._has_work():
-            self._give_up_and_collect()
-            for lane in self._lanes_now():
-                self._pump(lane)
-            self._sleep()
-            self._take_new_connections()
-            for lane in self._lanes_now():
-                self._check(lane)
+    def _run(self, post: Post) -> None:
+        try:
+            while self._has_work():
+                self._give_up_and_collect()
+                for lane in self._lanes_now():
+                    self._pump(lane)
+                self._sleep(post)
+                self._take_new_connections()
+                for lane in self._lanes_now():
+                    self._check(lane)
+        finally:
+            post.close()
 
     def _lanes_now(self) -> list[Lane]:
         with self._guard:
@@ -137,10 +186,10 @@ class Heartbeat:
     def _has_work(self) -> bool:
         """Sweep what is idle. False: so are we, and the thread ends."""
         with self._guard:
-            for key in [key for key, lane in self._lanes.items() if lane.idle]:
+            for key in [k for k, lane in self._lanes.items() if lane.idle or self._stopping]:
                 self._hang_up(self._lanes.pop(key))
             if not self._lanes:
-                self._thread = None
+                self._thread = self._post = None
             return bool(self._lanes)
 
     def _give_up_and_collect(self) -> None:
@@ -170,7 +219,7 @@ class Heartbeat:
         except Exception:
             self._fail(lane)
 
-    def _sleep(self) -> None:
+    def _sleep(self, post: Post) -> None:
         with self._guard:
             next_ms = self._schedule.next_ms()
             wakes = [next_ms] if next_ms is not None else []
@@ -178,12 +227,8 @@ class Heartbeat:
             now_ms = holder_clock_ms()
             wake_ms = min(wakes, default=now_ms + IDLE_MS)
             self._sleeps_until_ms = wake_ms
-        for key, _ in self._selector.select(max(0.0, wake_ms - now_ms) / 1000):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(4096)
-            else:
-                self._receive(key.data)
+        for lane in post.wait(max(0.0, wake_ms - now_ms) / 1000):
+            self._receive(lane)
 
     def _receive(self, lane: Lane) -> None:
         assert lane.channel is not None
@@ -223,8 +268,8 @@ class Heartbeat:
     def _hang_up(self, lane: Lane) -> None:
         channel, lane.channel = lane.channel, None
         if channel is not None:
-            with contextlib.suppress(Exception):
-                self._selector.unregister(channel)
+            if self._post is not None:
+                self._post.unwatch(channel)
             with contextlib.suppress(Exception):
                 channel.close()
 
@@ -260,7 +305,8 @@ class Heartbeat:
                         self._schedule.failed(beat, holder_clock_ms())
             else:
                 lane.channel = outcome
-                self._selector.register(outcome, selectors.EVENT_READ, lane)
+                if self._post is not None:
+                    self._post.watch(outcome, lane)
 
 
 _heartbeat = Heartbeat()
@@ -285,8 +331,10 @@ def unwatch(beat: Beat[Lane]) -> None:
 
 def _start_afresh() -> None:
     global _heartbeat
-    _heartbeat = Heartbeat()
+    inherited, _heartbeat = _heartbeat, Heartbeat()
+    inherited.forget()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
+atexit.register(lambda: _heartbeat.stop())

@@ -14,6 +14,7 @@ from functools import partial
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockLost
 from syncguard.handles import Grant
+from syncguard.keys import validate_ttl_ms
 from syncguard.types import Fence
 
 OnLost = Callable[["Held"], object] | Callable[[], object]
@@ -23,13 +24,22 @@ OnLost = Callable[["Held"], object] | Callable[[], object]
 class Held:
     """What ``with lock(...) as held`` gives. Safe to read from any thread."""
 
-    __slots__ = ("_deadline_ms", "_expires_at_ms", "_grant", "_lost", "_on_lost", "_unannounced")
+    __slots__ = (
+        "_deadline_ms",
+        "_expires_at_ms",
+        "_grant",
+        "_kept",
+        "_lost",
+        "_on_lost",
+        "_unannounced",
+    )
 
     def __init__(self, grant: Grant, on_lost: OnLost | None = None) -> None:
         self._grant = grant
         self._expires_at_ms = grant.expires_at_ms
         self._deadline_ms = grant.sent_at_ms + grant.ttl_ms
         self._lost = False
+        self._kept: tuple[int | None] | None = None
         self._on_lost = on_lost
         self._unannounced: list[None] = [None]
 
@@ -62,6 +72,15 @@ class Held:
         if self.lost:
             raise LockLost()
 
+    def keep(self, ttl_ms: int | None = None) -> None:
+        """Leave the block without releasing: the lock stays until its TTL runs out.
+
+        With ``ttl_ms`` it gets that much time from then on. Nobody extends it any more.
+        """
+        if ttl_ms is not None:
+            validate_ttl_ms(ttl_ms)
+        self._kept = (ttl_ms,)
+
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held"
         return f"<Held fence={self.fence} {state} expires_at_ms={self._expires_at_ms}>"
@@ -79,6 +98,11 @@ class Held:
     @property
     def in_forked_child(self) -> bool:
         return self._grant.pid != os.getpid()
+
+    @property
+    def kept(self) -> tuple[int | None] | None:
+        """The TTL to leave the lock with, in a tuple of one; None to release it."""
+        return self._kept
 
     @property
     def known_lost(self) -> bool:

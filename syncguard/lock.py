@@ -27,7 +27,7 @@ from syncguard.options import (
     was_lost,
 )
 from syncguard.schedule import Beat
-from syncguard.types import Acquisition, OnReleaseError, Signal
+from syncguard.types import Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_waiter
 
 if TYPE_CHECKING:
@@ -128,12 +128,21 @@ class Lock:
             heartbeat.unwatch(self._beat)
         options, known_lost = self._options, held.known_lost
         released = options.disposal_of(self._backend.disposal, held).release(
-            lambda: self._backend.release(held.lock_id), options.release_context(held)
+            lambda: self._leave(held), options.release_context(held)
         )
         if was_lost(held, known_lost, released):
             announce(held)
             if error is None:
                 raise lock_lost(options.key, held)
+
+    def _leave(self, held: Held) -> ReleaseResult:
+        if held.kept is None:
+            return self._backend.release(held.lock_id)
+        (ttl_ms,) = held.kept
+        if ttl_ms is None:
+            return ReleaseResult(True)
+        extended = self._backend.extend(held.lock_id, ttl_ms)
+        return ReleaseResult(extended.ok, extended.reason)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         check_decorated(function, wants_async=False)

@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
-from syncguard.errors import LockError
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import SPARE_NEEDS, AsyncConnection, AsyncPool, take_async
-from syncguard.redis.errors import lock_error
+from syncguard.redis.errors import FAULTS, lock_error
 from syncguard.redis.wire import FRESH_FOR_S
 
 T = TypeVar("T")
@@ -46,12 +45,17 @@ class AsyncWire:
             connection, reused = await self._take()
             try:
                 reply, resent = await self._exchange(connection, call, reused)
+            except redis.ResponseError:
+                raise  # the reply was read: the connection is clean
+            except BaseException:
+                # Interrupted, perhaps between sending and reading: the next call must not find
+                # the reply to this one.
+                await connection.disconnect(nowait=True)
+                raise
             finally:
                 await self._give(connection)
             result = call.read(reply)
-        except LockError:
-            raise
-        except Exception as error:
+        except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
         return call.if_resent(result) if resent and call.if_resent else result
 
@@ -123,9 +127,7 @@ class AsyncCommandRunner:
         arguments = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(await self._reply(call, arguments))
-        except LockError:
-            raise
-        except Exception as error:
+        except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
 
     async def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:

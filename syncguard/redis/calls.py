@@ -345,10 +345,13 @@ def _lock_id_in(bucket: str) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
     if isinstance(value, str):
         return value
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+    except UnicodeDecodeError:
+        pass
     raise _malformed("a script")
 
 

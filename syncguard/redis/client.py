@@ -17,7 +17,7 @@ import redis.asyncio
 from syncguard.backend import Refusal, check_signal
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
-from syncguard.errors import invalid_argument
+from syncguard.errors import LockError, LockLost, invalid_argument
 from syncguard.handles import Acquired
 from syncguard.lock import Lockable
 from syncguard.redis import listing
@@ -218,10 +218,10 @@ class RedisBackend(Configured, Lockable):
         sent_at_ms = holder_clock_ms()
         try:
             answer = self._runner.run(call)
-        except Exception:
-            raise
-        except BaseException:  # Ctrl-C, a time limit: something that will not come back for it
-            self._undo(call.lock_id)
+        except BaseException as error:
+            # Ctrl-C, a time limit, the loss of another lock: nobody will come back for this one.
+            if not isinstance(error, LockError) or isinstance(error, LockLost):
+                self._undo(call.lock_id)
             raise
         if isinstance(answer, Refusal):
             return answer

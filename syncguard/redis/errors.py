@@ -14,6 +14,16 @@ import redis.exceptions as redis_errors
 
 from syncguard.errors import ErrorCode, ErrorContext, LockError
 
+FAULTS: Final = (
+    redis_errors.RedisError,
+    redis_errors.RedisClusterException,
+    redis_errors.ChildDeadlockedError,
+    asyncio.TimeoutError,
+    OSError,
+)
+"""What Redis, its client and the network raise. Anything else came from outside, for instance a
+time limit that struck in the middle of a call, and must reach whoever set it."""
+
 _BY_CLASS: Final[tuple[tuple[tuple[type[BaseException], ...], ErrorCode], ...]] = (
     (
         (

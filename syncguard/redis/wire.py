@@ -15,10 +15,9 @@ from typing import Any, Final, Protocol, TypeVar
 import redis
 from redis.exceptions import NoScriptError
 
-from syncguard.errors import LockError
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import SPARE_NEEDS, Connection, Pool, packer, take
-from syncguard.redis.errors import lock_error
+from syncguard.redis.errors import FAULTS, lock_error
 
 T = TypeVar("T")
 
@@ -54,12 +53,17 @@ class Wire:
             connection, reused = self._take()
             try:
                 reply, resent = self._exchange(connection, call, reused)
+            except redis.ResponseError:
+                raise  # the reply was read: the connection is clean
+            except BaseException:
+                # Interrupted, perhaps between sending and reading: the next call must not find
+                # the reply to this one.
+                connection.disconnect()
+                raise
             finally:
                 self._give(connection)
             result = call.read(reply)
-        except LockError:
-            raise
-        except Exception as error:
+        except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
         return call.if_resent(result) if resent and call.if_resent else result
 
@@ -133,9 +137,7 @@ class CommandRunner:
         arguments = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(self._reply(call, arguments))
-        except LockError:
-            raise
-        except Exception as error:
+        except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
 
     def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:

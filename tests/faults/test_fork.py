@@ -1,0 +1,131 @@
+"""Forking while a lock is held: the lock is the parent's, and the child starts with nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from syncguard import lock
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+
+@pytest.fixture
+def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
+    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+        yield backend
+
+
+def in_child(body: Callable[[], None]) -> None:
+    """Run in a forked child; an exception there fails the test here."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            body()
+            status = 0
+        finally:
+            os._exit(status)
+    _, ended = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(ended) == 0, "the child failed; see its traceback above"
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(
+    backend: RedisBackend,
+) -> None:
+    held_by_parent = lock(backend, "k", ttl_ms=20_000)
+    held = held_by_parent.__enter__()
+
+    def leave() -> None:
+        assert held.lost, "the child believes that it holds its parent's lock"
+        held_by_parent.__exit__(None, None, None)
+
+    in_child(leave)
+    assert backend.is_locked("k")
+    assert not held.lost
+    held_by_parent.__exit__(None, None, None)
+    assert not backend.is_locked("k")
+
+
+def test_a_child_that_leaves_a_handles_block_does_not_release_it(backend: RedisBackend) -> None:
+    with backend.acquire("k", ttl_ms=20_000) as result:
+        assert result.ok
+        in_child(lambda: result.__exit__(None, None, None))
+        assert backend.is_locked("k")
+    assert not backend.is_locked("k")
+
+
+def test_a_child_does_not_extend_the_parents_lock(backend: RedisBackend) -> None:
+    """The parent stops extending; if the child went on, the lock would not expire."""
+    held_by_parent = lock(backend, "k", ttl_ms=400, auto_extend=True)
+    held = held_by_parent.__enter__()
+    before = held.expires_at_ms
+    wait_until(lambda: held.expires_at_ms > before)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)  # lives until the parent has seen the lock expire
+        os._exit(0)
+    os.close(reader)
+    held.keep()
+    held_by_parent.__exit__(None, None, None)
+    wait_until(lambda: not backend.is_locked("k"))
+    os.close(writer)
+    os.waitpid(pid, 0)
+
+
+def test_a_childs_own_locks_are_extended(backend: RedisBackend) -> None:
+    with lock(backend, "parents", ttl_ms=400, auto_extend=True) as parents:
+        before = parents.expires_at_ms
+        wait_until(lambda: parents.expires_at_ms > before)
+
+        def hold_one() -> None:
+            with lock(backend, "childs", ttl_ms=300, auto_extend=True) as held:
+                first = held.expires_at_ms
+                wait_until(lambda: held.expires_at_ms > first)
+                assert not held.lost
+            assert not backend.is_locked("childs")
+
+        in_child(hold_one)
+        before = parents.expires_at_ms
+        wait_until(lambda: parents.expires_at_ms > before)
+
+
+def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) -> None:
+    """The connection that the backend keeps between calls must not be shared by a fork."""
+    backend.release(_acquire(backend, "warm"))
+    pids = []
+    for n in range(4):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                for round in range(100):
+                    assert backend.release(_acquire(backend, f"child{n}-{round}")).ok
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    for round in range(100):
+        assert backend.release(_acquire(backend, f"parent-{round}")).ok
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+
+
+def _acquire(backend: RedisBackend, key: str) -> str:
+    result = backend.acquire(key)
+    assert result.ok
+    return result.lock_id
