@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PORT_ATTEMPTS: Final = 10
+_HIGHEST_PORT: Final = 65_535 - 10_000
 _PORT_TIMEOUT_S: Final = 10.0
 
 
@@ -239,10 +240,13 @@ class RedisServer:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((RedisServer.host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody has right now, low enough that a cluster's port, 10,000 up, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind((RedisServer.host, 0))
+            port: int = probe.getsockname()[1]
+        if port <= _HIGHEST_PORT:
+            return port
 
 
 def _quoted(value: str) -> str:

@@ -1,0 +1,243 @@
+"""Waiting for a lock: woken by the release, there when the holder expires, gone when aborted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+
+from syncguard import Acquisition, LockError, lock
+from syncguard.redis import RedisBackend
+from syncguard.redis.names import Names
+from syncguard.testing import RedisServer
+
+FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+"""A waiter that would sleep for 50 s: whoever comes sooner was woken."""
+
+NAMES = Names("syncguard").of("k")
+
+
+@pytest.fixture
+def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
+    # Without a time-out of its own: the bound by the client's time-out has its own test.
+    client = redis.Redis(port=syncguard_redis.port, socket_timeout=None)
+    with RedisBackend(client) as backend:
+        yield backend
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+def blocked_clients(server: RedisServer) -> int:
+    return int(server.client().info("clients")["blocked_clients"])
+
+
+def test_a_release_wakes_the_waiter(backend: RedisBackend, syncguard_redis: RedisServer) -> None:
+    with ThreadPoolExecutor() as pool:
+        with lock(backend, "k", ttl_ms=60_000):
+            waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        # Nobody waited for 50 s: the result came with the release.
+        held = waiter.result(timeout=20)
+        assert backend.release(held.lock_id).ok
+
+
+def test_one_release_wakes_one_waiter_and_the_chain_goes_on(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    order: list[str] = []
+
+    def take_turns() -> None:
+        with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
+            order.append(held.fence)
+
+    with ThreadPoolExecutor(max_workers=5) as pool:
+        with lock(backend, "k", ttl_ms=60_000):
+            waiters = [pool.submit(take_turns) for _ in range(5)]
+            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
+            before = syncguard_redis.commands_processed().get("evalsha", 0)
+        for waiter in waiters:
+            waiter.result(timeout=20)
+        calls = syncguard_redis.commands_processed().get("evalsha", 0) - before
+    assert order == sorted(order)
+    # One release of the first holder, then an acquire and a release each. A woken herd of five
+    # would have tried 5 + 4 + 3 + 2 + 1 times.
+    assert calls <= 1 + 5 * 2 + 4
+
+
+def test_a_waiter_is_there_when_the_holder_expires(backend: RedisBackend) -> None:
+    """Not woken, because a dead holder releases nothing; and not 50 s later either."""
+    holder = backend.acquire("k", ttl_ms=300)
+    assert holder.ok
+    with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
+        assert held.fence > holder.fence
+
+
+def test_a_waiter_with_a_longer_ttl_does_not_wait_for_its_own(backend: RedisBackend) -> None:
+    assert backend.acquire("k", ttl_ms=200).ok
+    with lock(backend, "k", ttl_ms=600_000, acquisition=FAR):
+        pass
+
+
+def test_an_abort_signal_ends_the_waiting(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    signal = threading.Event()
+    with ThreadPoolExecutor() as pool, lock(backend, "k", ttl_ms=60_000):
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR, signal=signal).__enter__())
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        signal.set()
+        with pytest.raises(LockError) as caught:
+            waiter.result(timeout=20)
+        assert caught.value.code == "Aborted"
+        wait_until(lambda: blocked_clients(syncguard_redis) == 0)
+
+
+def test_an_abort_is_looked_for_at_least_every_100_ms(backend: RedisBackend) -> None:
+    looks: list[float] = []
+
+    class Signal:
+        def is_set(self) -> bool:
+            looks.append(time.monotonic())
+            return len(looks) > 12
+
+    with lock(backend, "k", ttl_ms=60_000), pytest.raises(LockError, match="aborted"):
+        lock(backend, "k", acquisition=FAR, signal=Signal()).__enter__()
+    gaps = sorted(after - before for before, after in itertools.pairwise(looks))
+    # The median, because this machine may pause us at any one of them.
+    assert gaps[len(gaps) // 2] < 0.1
+
+
+def test_a_plain_acquire_leaves_no_flag_and_its_release_pushes_nothing(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    holder = backend.acquire("k")
+    assert holder.ok
+    assert not backend.acquire("k").ok
+    holder.release()
+    assert not syncguard_redis.client().exists(NAMES.waiting, NAMES.wake)
+
+
+def test_a_later_waiter_never_shortens_the_flag(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    assert backend.acquire("k").ok
+    backend._attempt("k", 1_000, None, 40_000)
+    backend._attempt("k", 1_000, None, 10)
+    assert syncguard_redis.client().pttl(NAMES.waiting) > 30_000
+
+
+def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    client = syncguard_redis.client()
+    for _ in range(3):
+        holder = backend.acquire("k")
+        assert holder.ok
+        backend._attempt("k", 1_000, None, 40_000)
+        holder.release()
+    assert client.llen(NAMES.wake) == 1
+    assert 0 < client.pttl(NAMES.wake) <= 2_000
+
+
+def test_a_waiter_that_leaves_passes_its_wake_up_on(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    waiter = backend.open_waiter("k")
+    waiter.attempt(1_000, None, 40_000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter.wait, 40_000, None)
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        holder.release()
+        assert waiting.result(timeout=20) is True
+    # It has the wake-up in its hands, and goes without trying.
+    waiter.close()
+    assert syncguard_redis.client().llen(NAMES.wake) == 1
+
+
+def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    """A lock as a client in another language writes it, and deletes it without a push."""
+    client = syncguard_redis.client()
+    now = int(time.time() * 1000)
+    foreign = {
+        "lockId": "A" * 22,
+        "expiresAtMs": now + 60_000,
+        "acquiredAtMs": now,
+        "key": "k",
+        "fence": "000000000000001",
+    }
+    client.set(NAMES.lock, json.dumps(foreign), px=60_000)
+    threading.Timer(0.3, client.delete, [NAMES.lock]).start()
+    with lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000, max_retries=100)):
+        pass
+
+
+def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, socket_timeout=0.3)
+    with RedisBackend(client) as backend:
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        threading.Timer(1, holder.release).start()
+        with lock(backend, "k", acquisition=FAR):
+            pass
+
+
+def test_waiters_never_take_the_connection_that_the_holder_needs_to_release(
+    syncguard_redis: RedisServer,
+) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=4)
+    with RedisBackend(client) as backend, ThreadPoolExecutor(max_workers=2) as pool:
+        with lock(backend, "k", ttl_ms=60_000):
+            waiters = [
+                pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
+                for _ in range(2)
+            ]
+            wait_until(lambda: blocked_clients(syncguard_redis) == 2)
+        held = waiters[0] if waiters[0].done() else waiters[1]
+        wait_until(lambda: any(waiter.done() for waiter in waiters))
+        held = next(waiter for waiter in waiters if waiter.done()).result()
+        assert backend.release(held.lock_id).ok
+        rest = next(w for w in waiters if w.result(timeout=20) is not held).result()
+        assert backend.release(rest.lock_id).ok
+
+
+def test_the_time_for_acquiring_ends_the_waiting(backend: RedisBackend) -> None:
+    with lock(backend, "k", ttl_ms=60_000), pytest.raises(LockError) as caught:
+        lock(
+            backend, "k", acquisition=Acquisition(timeout_ms=150, retry_delay_ms=50_000)
+        ).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_retries_that_are_used_up_end_the_waiting(backend: RedisBackend) -> None:
+    few = Acquisition(max_retries=3, retry_delay_ms=5, timeout_ms=60_000)
+    with lock(backend, "k", ttl_ms=60_000), pytest.raises(LockError) as caught:
+        lock(backend, "k", acquisition=few).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_a_redis_that_dies_under_a_waiter_is_reported_as_what_it_is() -> None:
+    with RedisServer() as server, ThreadPoolExecutor() as pool:
+        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+        assert backend.acquire("k", ttl_ms=60_000).ok
+        brief = Acquisition(timeout_ms=60_000, retry_delay_ms=300)
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=brief).__enter__())
+        wait_until(lambda: blocked_clients(server) == 1)
+        server.kill()
+        with pytest.raises(LockError) as caught:
+            waiter.result(timeout=60)
+        assert caught.value.code in ("ServiceUnavailable", "NetworkTimeout")
