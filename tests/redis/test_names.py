@@ -1,0 +1,166 @@
+"""The names of everything in Redis: the specification's where it has one, ours hidden beside."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncguard import LockError, generate_lock_id, make_storage_key
+from syncguard.redis.names import BUCKETS, KEY_BUDGET_BYTES, RESERVE_BYTES, Names
+
+ID = "A" * 22
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)
+KEYS = TEXT.filter(lambda key: not key.startswith(("fence:", "id:")))
+
+
+def specified(prefix, key):
+    return make_storage_key(prefix, key, KEY_BUDGET_BYTES, RESERVE_BYTES)
+
+
+def refused(function, *arguments):
+    with pytest.raises(LockError) as caught:
+        function(*arguments)
+    assert caught.value.code == "InvalidArgument"
+    return str(caught.value)
+
+
+def test_the_budget_and_the_reserve_are_the_specified_ones():
+    assert (KEY_BUDGET_BYTES, RESERVE_BYTES) == (1000, 26)
+    assert len(":id:") + 22 == RESERVE_BYTES
+
+
+def test_a_lock_has_the_names_that_every_language_uses():
+    names = Names("syncguard")
+    assert names.of("invoice:42").lock == "syncguard:invoice:42"
+    assert names.of("invoice:42").fence == "syncguard:fence:syncguard:invoice:42"
+    assert names.index(ID) == f"syncguard:id:{ID}"
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=500), KEYS)
+def test_all_specified_names_come_from_the_specified_function(prefix, key):
+    try:
+        names = Names(prefix)
+    except LockError:
+        return
+    of_key = names.of(key)
+    assert of_key.lock == specified(prefix, key)
+    assert of_key.fence == specified(prefix, f"fence:{of_key.lock}")
+    assert names.index(ID) == specified(prefix, f"id:{ID}")
+
+
+@pytest.mark.parametrize("length", [0, 461, 462, 900, 947, 948, 949, 951])
+def test_all_names_fit_the_budget_whatever_the_prefix(length):
+    names = Names("p" * length)
+    of_key = names.of("k" * 512)
+    for name in (of_key.lock, of_key.fence, names.index(ID)):
+        assert len(name.encode()) <= KEY_BUDGET_BYTES - RESERVE_BYTES
+
+
+def test_a_prefix_that_leaves_no_room_is_refused_at_once():
+    Names("p" * 951)
+    assert "too long" in refused(Names, "p" * 952)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["fence", "id", "app:fence", "id:x", "a:id:b", "fence:", "x:id::", ":id", "a::fence"]
+)
+def test_a_prefix_with_a_segment_of_our_own_is_refused(prefix):
+    assert "fence" in refused(Names, prefix)
+
+
+@pytest.mark.parametrize(
+    "prefix", ["android", "grid:prod", "fences", "my-id", "ID", "", "identity:fenced"]
+)
+def test_a_prefix_that_only_resembles_one_is_fine(prefix):
+    assert Names(prefix).of("k").lock == specified(prefix, "k")
+
+
+@pytest.mark.parametrize("prefix", [None, 1, b"app", ["app"]], ids=repr)
+def test_a_prefix_is_text(prefix):
+    refused(Names, prefix)
+
+
+def test_a_prefix_with_a_lone_surrogate_is_refused():
+    refused(Names, "app\ud800")
+
+
+def test_a_prefix_means_the_same_in_every_unicode_form():
+    composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    assert Names(decomposed).of("k") == Names(composed).of("k")
+    assert Names(decomposed).index(ID) == Names(composed).index(ID)
+
+
+@pytest.mark.parametrize("key", ["fence:x", "id:x", "fence:", "id:", f"id:{ID}", "id::live"])
+def test_a_key_that_would_name_our_own_records_is_refused(key):
+    assert "begin with" in refused(Names("app").of, key)
+
+
+@pytest.mark.parametrize(
+    "key", ["fence", "id", "fences:x", "identity:x", "x:fence:y", "x:id:y", "ID:x"]
+)
+def test_a_key_that_only_resembles_one_is_fine(key):
+    assert Names("app").of(key).lock == f"app:{key}"
+
+
+@given(KEYS)
+def test_no_key_can_name_a_record_of_ours(key):
+    names = Names("app")
+    mine = names.of("some key")
+    ours = {mine.fence, mine.waiting, mine.wake, mine.space.live, mine.space.tally}
+    lock = names.of(key).lock
+    assert lock not in ours
+    assert not re.fullmatch(r"app:id:[A-Za-z0-9_-]{22}", lock)
+
+
+def test_no_lock_id_can_name_a_record_of_ours():
+    names = Names("app")
+    space = names.of("k").space
+    index = names.index(generate_lock_id())
+    # Ours have a second colon where an id has a letter.
+    for own in (space.live, space.tally, space.waiting_head, space.wake_head):
+        assert own.startswith("app:id::")
+    assert not index.startswith("app:id::")
+
+
+def test_the_same_key_is_named_once():
+    names = Names("app")
+    assert names.of("k") is names.of("k")
+
+
+# -- on a cluster ---------------------------------------------------------------------------------
+
+
+def tag(name):
+    return re.match(r"\{([^}]*)\}", name).group(1)
+
+
+@given(KEYS)
+def test_on_a_cluster_all_names_of_a_lock_share_a_hash_tag(key):
+    names = Names("app", clustered=True)
+    of_key = names.of(key)
+    index = names.index(of_key.bucket + generate_lock_id()[1:])
+    everything = (of_key.lock, of_key.fence, index, of_key.waiting, of_key.wake, *of_key.space[1:])
+    assert {tag(name) for name in everything} == {f"app:{of_key.bucket}"}
+
+
+def test_on_a_cluster_the_lock_id_leads_to_the_names_of_its_lock():
+    names = Names("app", clustered=True)
+    of_key = names.of("k")
+    assert names.space_of(of_key.bucket + "x" * 21) is of_key.space
+
+
+def test_on_a_cluster_keys_spread_over_64_buckets():
+    names = Names("app", clustered=True)
+    assert {names.of(f"key {n}").bucket for n in range(2_000)} == set(BUCKETS)
+    assert len(names.spaces()) == 64
+    assert re.fullmatch(r"[A-Za-z0-9_-]{64}", BUCKETS)
+
+
+def test_elsewhere_there_is_one_space_and_no_bucket():
+    names = Names("app")
+    assert len(names.spaces()) == 1
+    assert names.of("k").bucket == ""

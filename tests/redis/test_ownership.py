@@ -1,0 +1,188 @@
+"""Records that should not be there: an index that lies, a lock that ran out and is still stored.
+
+Redis's own expiry hides most of this; the scripts check all the same, and these tests plant what
+it would take.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncguard import ReleaseResult
+from syncguard.constants import CLEANUP_GUARD_MS, TIME_TOLERANCE_MS
+
+MINE, THEIRS = "M" * 22, "T" * 22
+
+
+def now_ms(client):
+    seconds, microseconds = client.time()
+    return seconds * 1000 + microseconds // 1000
+
+
+def plant(client, key="k", lock_id=MINE, *, expired_for_ms=-60_000, indexed=True):
+    """A lock without a TTL in Redis that ran out so long ago, by its record. Its expiry."""
+    expires = now_ms(client) - expired_for_ms
+    record = {"lockId": lock_id, "expiresAtMs": expires, "acquiredAtMs": expires - 1_000}
+    record |= {"key": key, "fence": "000000000000001"}
+    client.set(f"syncguard:{key}", json.dumps(record))
+    client.set(f"syncguard:fence:syncguard:{key}", 1)
+    client.zadd("syncguard:id::live", {f"syncguard:{key}": expires})
+    if indexed:
+        client.set(f"syncguard:id:{lock_id}", f"syncguard:{key}")
+    return expires
+
+
+def snapshot(client):
+    return {name: client.dump(name) for name in client.scan_iter()}
+
+
+LONG_GONE_MS = TIME_TOLERANCE_MS + 60_000
+
+
+# -- ownership ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda b: b.release(MINE).ok,
+        lambda b: b.extend(MINE, 60_000).ok,
+        lambda b: b.adopt(MINE, 60_000).ok,
+    ],
+    ids=["release", "extend", "adopt"],
+)
+def test_an_index_that_points_at_anothers_lock_changes_nothing(client, backend, mutate):
+    plant(client, lock_id=THEIRS)
+    client.set(f"syncguard:id:{MINE}", "syncguard:k")
+    before = snapshot(client)
+    assert mutate(backend) is False
+    assert snapshot(client) == before
+
+
+def test_an_index_that_points_at_anothers_lock_looks_nothing_up(client, backend):
+    plant(client, lock_id=THEIRS)
+    client.set(f"syncguard:id:{MINE}", "syncguard:k")
+    assert backend.lookup(lock_id=MINE) is None
+    assert backend.lookup(lock_id=THEIRS) is not None
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [
+        lambda b: b.release(MINE).ok,
+        lambda b: b.extend(MINE, 60_000).ok,
+        lambda b: b.adopt(MINE, 60_000).ok,
+        lambda b: b.lookup(lock_id=MINE) is not None,
+    ],
+    ids=["release", "extend", "adopt", "lookup"],
+)
+def test_an_index_that_points_at_nothing_finds_nothing(client, backend, mutate):
+    client.set(f"syncguard:id:{MINE}", "syncguard:k")
+    assert mutate(backend) is False
+    assert not client.exists("syncguard:k")
+
+
+# -- expiry by the record -------------------------------------------------------------------------
+
+
+def test_a_record_within_the_tolerance_still_holds(client, backend):
+    plant(client, expired_for_ms=-TIME_TOLERANCE_MS // 2)
+    # Half the tolerance ahead: it stays live for one and a half seconds more.
+    assert backend.is_locked("k")
+    assert not backend.acquire("k", 60_000).ok
+    assert backend.lookup(key="k") is not None
+
+
+def test_an_expired_record_holds_nobody_off(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    assert not backend.is_locked("k")
+    assert backend.lookup(key="k") is None
+    assert backend.lookup(lock_id=MINE) is None
+    assert backend.acquire("k", 60_000).fence == "000000000000002"
+
+
+def test_an_expired_record_is_not_extended_though_it_is_stored(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    before = snapshot(client)
+    result = backend.extend(MINE, 60_000)
+    assert (result.ok, result.reason) == (False, "expired")
+    assert snapshot(client) == before
+
+
+def test_the_tolerance_does_not_bring_a_lock_back(client, backend):
+    """By the server's clock it is over: extend is stricter than looking."""
+    plant(client, expired_for_ms=1)
+    assert not backend.extend(MINE, 60_000).ok
+    assert not backend.adopt(MINE, 60_000).ok
+
+
+def test_an_expired_record_is_not_adopted(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    result = backend.adopt(MINE, 60_000)
+    assert (result.ok, result.reason) == (False, "expired")
+
+
+def test_an_expired_record_is_not_released_but_told_apart(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    result = backend.release(MINE)
+    assert result == ReleaseResult(False)
+    assert result.reason == "expired"
+
+
+def test_an_expired_record_is_not_listed(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    assert backend.live_locks() == []
+    assert backend.count_live_locks() == 0
+
+
+# -- cleanup --------------------------------------------------------------------------------------
+
+
+def test_without_cleanup_looking_deletes_nothing(client, backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    before = snapshot(client)
+    assert backend.is_locked("k") is False
+    assert snapshot(client) == before
+
+
+def test_cleanup_deletes_the_record_and_its_index_and_never_the_counter(client, make_backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    assert make_backend(cleanup_in_is_locked=True).is_locked("k") is False
+    assert sorted(client.scan_iter()) == ["syncguard:fence:syncguard:k"]
+    assert client.ttl("syncguard:fence:syncguard:k") == -1
+
+
+def test_cleanup_waits_for_its_guard(client, make_backend):
+    backend = make_backend(cleanup_in_is_locked=True)
+    in_time = False
+    while not in_time:  # a slow machine may let the guard run out: then once more
+        # Expired, tolerance and all, but an extend that is under way could still arrive.
+        expires = plant(client, expired_for_ms=TIME_TOLERANCE_MS)
+        before = snapshot(client)
+        assert backend.is_locked("k") is False
+        in_time = now_ms(client) - expires <= CLEANUP_GUARD_MS
+    assert snapshot(client) == before
+
+
+def test_cleanup_leaves_a_live_lock_alone(client, make_backend):
+    backend = make_backend(cleanup_in_is_locked=True)
+    backend.acquire("k", 60_000)
+    before = snapshot(client)
+    assert backend.is_locked("k") is True
+    assert snapshot(client) == before
+
+
+def test_cleanup_leaves_an_index_alone_that_leads_elsewhere(client, make_backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    client.set(f"syncguard:id:{MINE}", "syncguard:another")
+    make_backend(cleanup_in_is_locked=True).is_locked("k")
+    assert client.get(f"syncguard:id:{MINE}") == "syncguard:another"
+
+
+def test_fences_go_on_after_a_cleanup(client, make_backend):
+    plant(client, expired_for_ms=LONG_GONE_MS)
+    backend = make_backend(cleanup_in_is_locked=True)
+    backend.is_locked("k")
+    assert backend.acquire("k", 60_000).fence == "000000000000002"

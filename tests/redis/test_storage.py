@@ -1,0 +1,198 @@
+"""What is in Redis while a lock is held: the specification's bytes, and ours beside them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncguard import get_by_key_raw, make_storage_key
+from syncguard.redis.names import KEY_BUDGET_BYTES, RESERVE_BYTES
+
+LONG_PREFIX = "p" * 480
+LONG_KEY = "k" * 512
+
+
+def everything(client):
+    return sorted(client.scan_iter())
+
+
+@pytest.fixture
+def lock(backend):
+    return backend.acquire("invoice:42", 60_000)
+
+
+def test_a_lock_is_a_json_record_an_index_and_a_counter(client, lock):
+    ours = ["syncguard:id::fences", "syncguard:id::live"]
+    specified = [
+        "syncguard:invoice:42",
+        f"syncguard:id:{lock.lock_id}",
+        "syncguard:fence:syncguard:invoice:42",
+    ]
+    assert everything(client) == sorted(specified + ours)
+
+
+def test_the_record_has_the_fields_that_every_language_reads(client, lock):
+    record = json.loads(client.get("syncguard:invoice:42"))
+    assert record == {
+        "lockId": lock.lock_id,
+        "key": "invoice:42",
+        "fence": lock.fence,
+        "expiresAtMs": lock.expires_at_ms,
+        "acquiredAtMs": lock.expires_at_ms - 60_000,
+    }
+
+
+def test_the_label_is_in_the_record_only_when_given(client, backend):
+    backend.acquire("k", 60_000, holder='quotes " and \\ and ü')
+    assert json.loads(client.get("syncguard:k"))["holder"] == 'quotes " and \\ and ü'
+
+
+@pytest.mark.parametrize("change", ["extend", "adopt"])
+def test_the_record_keeps_its_fields_when_it_is_written_again(client, backend, lock, change):
+    getattr(backend, change)(lock.lock_id, 30_000)
+    record = json.loads(client.get("syncguard:invoice:42"))
+    assert set(record) == {"lockId", "key", "fence", "expiresAtMs", "acquiredAtMs"}
+    assert record["fence"] == lock.fence
+    assert record["acquiredAtMs"] == lock.expires_at_ms - 60_000
+    assert all(type(record[name]) is int for name in ("expiresAtMs", "acquiredAtMs"))
+
+
+def test_the_index_holds_the_full_storage_key(client, lock):
+    assert client.get(f"syncguard:id:{lock.lock_id}") == "syncguard:invoice:42"
+
+
+@pytest.mark.parametrize("change", [None, "extend", "adopt"])
+def test_record_and_index_have_the_same_ttl(client, backend, change):
+    lock = backend.acquire("k", 60_000)
+    if change:
+        getattr(backend, change)(lock.lock_id, 45_000)
+    lock_id = get_by_key_raw(backend, "k").lock_id
+    # Asked in one step, so that no millisecond passes between the two.
+    ask = client.register_script(
+        "return {redis.call('PTTL', KEYS[1]), redis.call('PTTL', KEYS[2])}"
+    )
+    record, index = ask(keys=["syncguard:k", f"syncguard:id:{lock_id}"])
+    assert record == index
+    assert 0 < record <= (45_000 if change else 60_000)
+
+
+def test_the_ttl_in_redis_ends_at_the_expiry_in_the_record(client, lock):
+    ask = client.register_script("return {redis.call('PTTL', KEYS[1]), redis.call('TIME')}")
+    ttl, (seconds, microseconds) = ask(keys=["syncguard:invoice:42"])
+    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+    # Redis keeps the start of the script as its time, and TIME tells the present.
+    assert abs(now_ms + ttl - lock.expires_at_ms) <= 50
+
+
+def test_the_fence_counter_has_no_ttl_and_survives_the_lock(client, backend, lock):
+    backend.release(lock.lock_id)
+    assert client.ttl("syncguard:fence:syncguard:invoice:42") == -1
+    assert client.get("syncguard:fence:syncguard:invoice:42") == "1"
+
+
+def test_a_release_leaves_only_counters(client, backend, lock):
+    backend.release(lock.lock_id)
+    assert everything(client) == ["syncguard:fence:syncguard:invoice:42", "syncguard:id::fences"]
+
+
+@pytest.mark.usefixtures("lock")
+def test_a_plain_acquire_that_is_refused_leaves_nothing(client, backend):
+    before = everything(client)
+    assert not backend.acquire("invoice:42", 60_000).ok
+    assert everything(client) == before
+
+
+def test_looking_writes_nothing(client, backend, lock):
+    before = {name: client.dump(name) for name in everything(client)}
+    backend.is_locked("invoice:42")
+    backend.is_locked("free")
+    backend.lookup(key="invoice:42")
+    backend.lookup(lock_id=lock.lock_id)
+    assert {name: client.dump(name) for name in everything(client)} == before
+
+
+def test_every_key_has_a_counter_of_its_own(backend):
+    for _ in range(3):
+        backend.acquire("one", 60_000).release()
+    assert backend.acquire("one", 60_000).fence == "000000000000004"
+    assert backend.acquire("other", 60_000).fence == "000000000000001"
+
+
+def test_two_prefixes_on_one_redis_do_not_meet(make_backend):
+    mine, theirs = make_backend(key_prefix="mine"), make_backend(key_prefix="theirs")
+    mine.acquire("k", 60_000)
+    assert theirs.acquire("k", 60_000).ok
+    assert mine.count_live_locks() == theirs.count_live_locks() == 1
+
+
+# -- names that had to be hashed ------------------------------------------------------------------
+
+
+@pytest.fixture(params=[480, 940, 951], ids=lambda n: f"prefix of {n}")
+def long_prefix(request):
+    return "p" * request.param
+
+
+def test_a_hashed_name_is_stored_as_the_specification_makes_it(client, make_backend):
+    lock = make_backend(key_prefix=LONG_PREFIX).acquire(LONG_KEY, 60_000)
+    name = make_storage_key(LONG_PREFIX, LONG_KEY, KEY_BUDGET_BYTES, RESERVE_BYTES)
+    assert len(name) < len(LONG_PREFIX) + 30
+    assert json.loads(client.get(name))["key"] == LONG_KEY
+    assert client.get(f"{LONG_PREFIX}:id:{lock.lock_id}") == name
+
+
+def test_a_lock_with_a_hashed_name_can_be_released(make_backend, long_prefix):
+    backend = make_backend(key_prefix=long_prefix)
+    lock = backend.acquire(LONG_KEY, 60_000)
+    assert not backend.acquire(LONG_KEY, 60_000).ok
+    assert backend.release(lock.lock_id).ok
+    assert not backend.is_locked(LONG_KEY)
+
+
+def test_a_lock_with_a_hashed_name_can_be_extended_and_looked_up(make_backend, long_prefix):
+    backend = make_backend(key_prefix=long_prefix)
+    lock = backend.acquire(LONG_KEY, 30_000)
+    assert backend.extend(lock.lock_id, 60_000).ok
+    info = backend.lookup(lock_id=lock.lock_id)
+    assert info == backend.lookup(key=LONG_KEY)
+    assert info.expires_at_ms > lock.expires_at_ms
+
+
+def test_a_lock_with_a_hashed_name_can_be_adopted_and_listed(make_backend, long_prefix):
+    backend = make_backend(key_prefix=long_prefix)
+    new = backend.adopt(backend.acquire(LONG_KEY, 30_000).lock_id, 60_000)
+    assert [info.fence for info in backend.live_locks()] == [new.fence]
+    assert new.release().ok
+
+
+def test_fences_of_a_hashed_name_grow(make_backend, long_prefix):
+    backend = make_backend(key_prefix=long_prefix)
+    first = backend.acquire(LONG_KEY, 30_000)
+    first.release()
+    assert backend.acquire(LONG_KEY, 30_000).fence > first.fence
+    assert backend.acquire(LONG_KEY[:-1] + "x", 30_000).fence == "000000000000001"
+
+
+# -- other languages ------------------------------------------------------------------------------
+
+
+def test_a_lock_that_another_language_took_is_seen_and_respected(client, backend):
+    """The bytes are those of the TypeScript client: no label, no list of ours."""
+    now_ms = backend.acquire("clock", 60_000).expires_at_ms - 60_000
+    lock_id = "T" * 22
+    record = {
+        "lockId": lock_id,
+        "expiresAtMs": now_ms + 60_000,
+        "acquiredAtMs": now_ms,
+        "key": "shared",
+        "fence": "000000000000009",
+    }
+    client.set("syncguard:shared", json.dumps(record, separators=(",", ":")), px=60_000)
+    client.set(f"syncguard:id:{lock_id}", "syncguard:shared", px=60_000)
+    client.set("syncguard:fence:syncguard:shared", 9)
+    assert not backend.acquire("shared", 60_000).ok
+    assert backend.lookup(key="shared").fence == "000000000000009"
+    assert backend.extend(lock_id, 60_000).ok
+    assert backend.release(lock_id).ok
+    assert backend.acquire("shared", 60_000).fence == "000000000000010"

@@ -1,0 +1,195 @@
+"""Letting go quietly: never raises, never waits too long, and tells the callback or the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from syncguard import LockError, ReleaseErrorContext, ReleaseResult
+from syncguard.disposal import Disposal
+
+CONTEXT = ReleaseErrorContext("the-key", "A" * 22, "handle")
+RELEASED = ReleaseResult(True)
+
+
+class Blocking:
+    """Lets go through the blocking way."""
+
+    def __call__(self, disposal, release):
+        return disposal.release(release, CONTEXT)
+
+
+class Asyncio:
+    """Lets go through the asyncio way."""
+
+    def __call__(self, disposal, release):
+        async def run():
+            async def releasing():
+                return release()
+
+            return await disposal.release_async(releasing, CONTEXT)
+
+        return asyncio.run(run())
+
+
+both_ways = pytest.mark.parametrize("let_go", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
+
+
+def fails(error):
+    def release():
+        raise error
+
+    return release
+
+
+@both_ways
+def test_a_release_that_works_gives_its_result(let_go):
+    assert let_go(Disposal(), lambda: RELEASED) == RELEASED
+    assert let_go(Disposal(timeout_ms=60_000), lambda: RELEASED) == RELEASED
+
+
+@both_ways
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+def test_an_error_goes_to_the_callback_and_no_further(let_go, timeout_ms):
+    told, error = [], LockError("ServiceUnavailable")
+    disposal = Disposal(lambda *about: told.append(about), timeout_ms)
+    assert let_go(disposal, fails(error)) is None
+    assert told == [(error, CONTEXT)]
+
+
+@both_ways
+def test_a_lock_that_was_gone_is_no_error(let_go):
+    told = []
+    gone = ReleaseResult(False)
+    assert let_go(Disposal(lambda *about: told.append(about)), lambda: gone) == gone
+    assert told == []
+
+
+@both_ways
+def test_a_callback_that_fails_is_logged_without_what_it_was_told(let_go, caplog):
+    def complain(_error, context):
+        raise RuntimeError(f"cannot report {context.key}")
+
+    assert let_go(Disposal(complain), fails(LockError("Internal"))) is None
+    assert "on_release_error" in caplog.text
+    assert "the-key" not in caplog.text
+
+
+@both_ways
+def test_by_default_the_error_is_logged_without_key_and_lock_id(let_go, caplog):
+    caplog.set_level(logging.DEBUG, "syncguard")
+    let_go(Disposal(), fails(LockError("NetworkTimeout", "no answer")))
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("syncguard", logging.ERROR)
+    assert "NetworkTimeout: no answer" in record.getMessage()
+    assert "handle" in record.getMessage()
+    assert "the-key" not in caplog.text
+    assert "A" * 22 not in caplog.text
+
+
+def test_a_slow_release_is_given_up_and_goes_on_behind():
+    told, server_answers, finished = [], threading.Event(), threading.Event()
+
+    def slow():
+        server_answers.wait()
+        finished.set()
+        return RELEASED
+
+    disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
+    assert disposal.release(slow, CONTEXT) is None
+    assert [error.code for error in told] == ["NetworkTimeout"]
+    server_answers.set()
+    assert finished.wait(20)
+
+
+def test_a_slow_release_is_given_up_in_asyncio_too():
+    told = []
+
+    async def run():
+        server_answers, finished = asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            await server_answers.wait()
+            finished.set()
+            return RELEASED
+
+        disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
+        assert await disposal.release_async(slow, CONTEXT) is None
+        assert not finished.is_set()
+        server_answers.set()
+        await asyncio.wait_for(finished.wait(), 20)
+
+    asyncio.run(run())
+    assert [error.code for error in told] == ["NetworkTimeout"]
+
+
+def test_a_slow_release_that_fails_behind_troubles_nobody():
+    async def run():
+        server_answers = asyncio.Event()
+
+        async def slow():
+            await server_answers.wait()
+            raise LockError("ServiceUnavailable")
+
+        disposal = Disposal(lambda *_about: None, timeout_ms=20)
+        await disposal.release_async(slow, CONTEXT)
+        server_answers.set()
+        await asyncio.sleep(0)
+
+    asyncio.run(run(), debug=True)
+
+
+def test_a_cancellation_waits_for_the_release_and_then_goes_on():
+    released = []
+
+    async def run():
+        sent, answered = asyncio.Event(), asyncio.Event()
+
+        async def release():
+            sent.set()
+            await answered.wait()
+            released.append(True)
+            return RELEASED
+
+        leaving = asyncio.create_task(Disposal().release_async(release, CONTEXT))
+        await sent.wait()
+        leaving.cancel()
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    asyncio.run(run())
+    assert released == [True]
+
+
+class TimeLimitError(Exception):
+    """What a task runner throws into whatever runs at the time."""
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, TimeLimitError])
+def test_an_interruption_from_outside_is_raised_after_one_more_release(interruption):
+    calls, told = [], []
+
+    def interrupted_once():
+        calls.append(1)
+        if len(calls) == 1:
+            raise interruption
+        return RELEASED
+
+    with pytest.raises(interruption):
+        Disposal(lambda *about: told.append(about)).release(interrupted_once, CONTEXT)
+    assert (len(calls), told) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "options", [("call me", None), (None, 0), (None, 1.5), (None, True)], ids=repr
+)
+def test_bad_settings_are_refused(options):
+    with pytest.raises(LockError) as caught:
+        Disposal.of(*options)
+    assert caught.value.code == "InvalidArgument"
