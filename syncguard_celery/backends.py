@@ -1,0 +1,70 @@
+"""Where a task's locks live: what the decorator says, else the app's setting, else Django's.
+
+Django is reached by name and only on demand: this package works without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
+
+from syncguard import LockBackend
+from syncguard_celery.options import BackendSource, LockOptions, refused
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+SETTING: Final = "syncguard_backend"
+
+_DJANGO: Final = "syncguard_django"
+_NONE_CHOSEN: Final = (
+    "this task has no lock backend: give it backend= or using=, or set app.conf.syncguard_backend"
+)
+
+_made: Final[dict[object, LockBackend]] = {}
+_making: Final = threading.Lock()
+_settled: Final[weakref.WeakKeyDictionary[Celery, tuple[BackendSource, LockBackend]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def backend_of(options: LockOptions, app: Celery) -> LockBackend:
+    """The backend for a task with these options in this app."""
+    if options.backend is not None:
+        return _resolved(options.backend)
+    if options.using is not None:
+        return _django_backend(options.using)
+    chosen: BackendSource | None = app.conf.get(SETTING)
+    if chosen is not None:
+        settled = _settled.get(app)
+        if settled is None or settled[0] is not chosen:
+            settled = _settled[app] = (chosen, _resolved(chosen))
+        return settled[1]
+    if _DJANGO in sys.modules:
+        return _django_backend("default")
+    raise refused(_NONE_CHOSEN)
+
+
+def _resolved(source: BackendSource) -> LockBackend:
+    if not isinstance(source, str) and hasattr(source, "acquire"):
+        return cast("LockBackend", source)
+    with _making:
+        if source not in _made:
+            _made[source] = _make(source)
+        return _made[source]
+
+
+def _make(source: str | Callable[[], LockBackend]) -> LockBackend:
+    if callable(source):
+        return source()
+    from syncguard.redis import RedisBackend
+
+    return RedisBackend.from_url(source)
+
+
+def _django_backend(alias: str) -> LockBackend:
+    return cast("LockBackend", importlib.import_module(_DJANGO).locks[alias])

@@ -1,0 +1,79 @@
+"""One call of a locked function: which task it belongs to, and how it was called.
+
+Celery keeps the running tasks on a stack, and each task its requests on another; only this module
+reads the two. A call is *in a worker*, *eager*, or *direct*: only the first can be republished.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from celery import _state
+from celery._state import get_current_app
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.app.task import Context, Task
+
+_task_stack: Any = cast("Any", _state)._task_stack  # the stubs leave it out
+
+MARK: Final = "__syncguard__"
+"""The attribute by which a function is known to be locked; it holds its ``LockedFunction``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a locked function."""
+
+    name: str
+    task: Task[..., Any] | None
+    request: Context | None
+
+    @property
+    def task_id(self) -> str | None:
+        return None if self.request is None else self.request.id
+
+    @property
+    def app(self) -> Celery:
+        return get_current_app() if self.task is None else self.task.app
+
+    @property
+    def in_worker(self) -> bool:
+        """Whether a message stands behind it, which can be published again."""
+        request = self.request
+        return request is not None and not (request.called_directly or request.is_eager)
+
+
+def call_of(locked: object, name: str) -> Call:
+    """The call that is being made: of the innermost task, if that is the function's own."""
+    task = _task_stack.top
+    if task is None or locked_function(task) is not locked:
+        return Call(name, None, None)
+    return Call(task.name, task, task.request_stack.top)
+
+
+def locked_function(task: object) -> Any:
+    """What makes this task locked, or None."""
+    return getattr(getattr(task, "__wrapped__", None), MARK, None)
+
+
+def running_requests() -> list[Context]:
+    """The requests of the tasks in this call stack, innermost first."""
+    requests = []
+    seen: Counter[int] = Counter()
+    for task in reversed(_task_stack.stack):
+        own = task.request_stack.stack
+        depth = seen[id(task)] = seen[id(task)] + 1
+        if depth <= len(own):
+            requests.append(own[-depth])
+    return requests
+
+
+def republishes(name: str, task_id: str | None) -> bool:
+    """Whether to publish this is to publish the running task again: a retry, or contention."""
+    if task_id is None:
+        return False
+    task = _task_stack.top
+    return task is not None and task.name == name and task.request.id == task_id

@@ -1,0 +1,112 @@
+"""Somebody else holds the lock: the error that says so, and the publishing again of a task.
+
+What is done about contention is decided in ``entering``; here is how long and how often.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any, Final
+
+from celery.exceptions import Retry
+
+from syncguard import Acquisition, LockBackend, LockError, LockInfo
+from syncguard_celery.calls import Call
+from syncguard_celery.luggage import luggage_of
+from syncguard_celery.propagation import attaching
+
+FIRST_DELAY_MS: Final = 200.0
+LAST_DELAY_MS: Final = 10_000.0
+"""A task that meets contention again comes back later each time, but not later than this."""
+
+POLL_MS: Final = 500
+"""A waiter is woken; this is for holders that wake nobody, and those that died."""
+
+
+class LockContended(LockError):
+    """The lock was held by somebody else for as long as the task was ready to try.
+
+    Its arguments are its constructor's, because that is how result stores rebuild an error.
+    """
+
+    def __init__(
+        self,
+        message: str = "the lock is held by somebody else",
+        key_hash: str | None = None,
+        fence: str | None = None,
+        remaining_ms: int | None = None,
+    ) -> None:
+        super().__init__("AcquisitionTimeout", message)
+        self.args = (message, key_hash, fence, remaining_ms)
+        self.key_hash = key_hash
+        self.fence = fence
+        self.remaining_ms = remaining_ms
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), self.args)
+
+
+def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockContended:
+    """The error for this key, with what is known of its holder."""
+    if info is None:  # it let go meanwhile
+        return LockContended(key_hash=backend.hash(key))
+    remaining_ms = max(0, info.expires_at_ms - round(time.time() * 1000))
+    return LockContended(
+        f"the lock is held by somebody else, for {remaining_ms} ms more unless it is extended",
+        info.key_hash,
+        info.fence,
+        remaining_ms,
+    )
+
+
+def patient(timeout_ms: int) -> Acquisition:
+    """Wait for so long: the time decides, not a number of retries."""
+    return Acquisition(
+        max_retries=2 * timeout_ms // POLL_MS + 10,
+        retry_delay_ms=POLL_MS,
+        backoff="fixed",
+        timeout_ms=timeout_ms,
+    )
+
+
+def contended_since_ms(call: Call) -> int | None:
+    """When this task first met contention, in an earlier delivery; None if it did not."""
+    since = luggage_of(call.request).get("since")
+    return since if isinstance(since, int) else None
+
+
+def left_ms(call: Call, timeout_ms: int | None) -> float | None:
+    """How much of its time to contend is left; None if it has no limit."""
+    if timeout_ms is None:
+        return None
+    since_ms = contended_since_ms(call)
+    return timeout_ms if since_ms is None else timeout_ms - (time.time() * 1000 - since_ms)
+
+
+def republish(call: Call, error: LockContended, left: float | None) -> Retry:
+    """Publish the task again, for a little later, at no cost to its ``max_retries``."""
+    task: Any = call.task
+    request: Any = call.request
+    attempts = int(luggage_of(request).get("attempts", 0))
+    delay_ms = min(FIRST_DELAY_MS * 2.0 ** min(attempts, 16), LAST_DELAY_MS)
+    delay_ms *= random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+    if left is not None:
+        delay_ms = min(delay_ms, left)
+    since_ms = contended_since_ms(call)
+    signature = task.signature_from_request(
+        request, countdown=delay_ms / 1000, retries=request.retries
+    )
+    with attaching(
+        request.id,
+        since=round(time.time() * 1000) if since_ms is None else since_ms,
+        attempts=attempts + 1,
+    ):
+        signature.apply_async()
+    text = f"the lock is held by somebody else; trying again in {delay_ms / 1000:.1f} s"
+    again: Any = Retry  # its stub takes a numbers.Real, which no float is to mypy
+    retry: Retry = again(text, exc=error, when=delay_ms / 1000, sig=signature)
+    return retry

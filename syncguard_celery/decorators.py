@@ -1,0 +1,169 @@
+"""``@locked_task`` and ``@locked``: a Celery task with a lock, or a lock under a Celery task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+
+from celery import shared_task
+
+from syncguard import DEFAULT_TTL_MS
+
+# Imported for their receivers of Celery's signals: whoever publishes or runs a locked task has
+# imported this module, and with it everything that has to listen.
+from syncguard_celery import propagation, publishing, revoking  # noqa: F401
+from syncguard_celery.options import (
+    DEFAULT_PENDING_TTL_MS,
+    At,
+    BackendSource,
+    KeySource,
+    LockOptions,
+    LostSource,
+    PolicySource,
+    refused,
+)
+from syncguard_celery.running import LockedFunction, wrap
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.app.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+SelfT = TypeVar("SelfT")
+
+_NO_KEY = "a locked task needs a key: @locked_task(key='invoice:{invoice_id}')"
+
+
+@overload
+def locked_task(
+    *,
+    key: KeySource,
+    bind: Literal[True],
+    app: Celery | None = ...,
+    backend: BackendSource | None = ...,
+    using: str | None = ...,
+    at: At = ...,
+    on_contention: PolicySource = ...,
+    contention_timeout_ms: int | None = ...,
+    skip_result: object = ...,
+    ttl_ms: int = ...,
+    auto_extend: bool = ...,
+    max_hold_ms: int | None = ...,
+    min_hold_ms: int | None = ...,
+    pending_ttl_ms: int = ...,
+    on_lost: LostSource = ...,
+    **task_options: object,
+) -> Callable[[Callable[Concatenate[SelfT, P], R]], Task[P, R]]: ...
+
+
+@overload
+def locked_task(
+    *,
+    key: KeySource,
+    bind: Literal[False] = ...,
+    app: Celery | None = ...,
+    backend: BackendSource | None = ...,
+    using: str | None = ...,
+    at: At = ...,
+    on_contention: PolicySource = ...,
+    contention_timeout_ms: int | None = ...,
+    skip_result: object = ...,
+    ttl_ms: int = ...,
+    auto_extend: bool = ...,
+    max_hold_ms: int | None = ...,
+    min_hold_ms: int | None = ...,
+    pending_ttl_ms: int = ...,
+    on_lost: LostSource = ...,
+    **task_options: object,
+) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+
+def locked_task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    key: KeySource | None = None,
+    app: Celery | None = None,
+    backend: BackendSource | None = None,
+    using: str | None = None,
+    at: At = "run",
+    on_contention: PolicySource = "retry",
+    contention_timeout_ms: int | None = None,
+    skip_result: object = None,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    auto_extend: bool = True,
+    max_hold_ms: int | None = None,
+    min_hold_ms: int | None = None,
+    pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS,
+    on_lost: LostSource = "raise",
+    **task_options: Any,
+) -> Any:
+    """``shared_task`` with a lock: the task holds it while it runs.
+
+    ``key`` is a template over the task's arguments, or a callable with them; None from it means:
+    run without a lock. ``app=`` makes it a task of that app only. Every option of a Celery task
+    passes through. The lock's options are those of ``LockOptions``.
+    """
+    if key is None:
+        raise refused(_NO_KEY)
+    options = LockOptions(
+        backend=backend,
+        using=using,
+        at=at,
+        on_contention=on_contention,
+        contention_timeout_ms=contention_timeout_ms,
+        skip_result=skip_result,
+        ttl_ms=ttl_ms,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        min_hold_ms=min_hold_ms,
+        pending_ttl_ms=pending_ttl_ms,
+        on_lost=on_lost,
+    )
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        wrapped = wrap(function, LockedFunction(function, key, options))
+        make: Callable[..., Any] = shared_task if app is None else cast("Any", app).task
+        # Celery makes a class for the task, with these as its attributes: so apply_async is
+        # ours whatever the base class is, the app's own one included.
+        return make(apply_async=publishing.apply_async, **task_options)(wrapped)
+
+    return decorate if function is None else decorate(function)
+
+
+def locked(
+    *,
+    key: KeySource,
+    backend: BackendSource | None = None,
+    using: str | None = None,
+    on_contention: PolicySource = "retry",
+    contention_timeout_ms: int | None = None,
+    skip_result: object = None,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    auto_extend: bool = True,
+    max_hold_ms: int | None = None,
+    min_hold_ms: int | None = None,
+    on_lost: LostSource = "raise",
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """The lock alone, for a function that ``@app.task`` makes a task of.
+
+    It has no ``at="publish"``: what is published is the task, and that is made by others.
+    """
+    options = LockOptions(
+        backend=backend,
+        using=using,
+        on_contention=on_contention,
+        contention_timeout_ms=contention_timeout_ms,
+        skip_result=skip_result,
+        ttl_ms=ttl_ms,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        min_hold_ms=min_hold_ms,
+        on_lost=on_lost,
+    )
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        return wrap(function, LockedFunction(function, key, options))
+
+    return decorate

@@ -1,0 +1,265 @@
+"""How a call comes to its lock: adopt, acquire, wait, or do what the contention policy says.
+
+One round trip where nobody is in the way. Everything else begins with a look at who is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold, lock
+from syncguard_celery.backends import backend_of
+from syncguard_celery.calls import Call
+from syncguard_celery.contention import (
+    LockContended,
+    contended,
+    contended_since_ms,
+    left_ms,
+    patient,
+    republish,
+)
+from syncguard_celery.holding import Holding, enclosing, innermost
+from syncguard_celery.keys import call_with
+from syncguard_celery.labels import holder_label
+from syncguard_celery.leaving import leavable
+from syncguard_celery.losing import Interrupt, interrupt_here
+from syncguard_celery.luggage import fences_in, key_digest, luggage_of, take_lock
+from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
+from syncguard_celery.propagation import remember
+from syncguard_celery.signals import (
+    logger,
+    task_lock_acquired,
+    task_lock_contended,
+    task_lock_lost,
+    tell,
+)
+
+_PREDECESSOR_WAIT_MS = 5_000
+"""How long to wait for one's own predecessor before looking again whether it is still there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The task is not to run; this is its result."""
+
+    result: object
+
+
+class Loss:
+    """What happens when the lock is lost: told by the heartbeat, on a thread of its own."""
+
+    def __init__(self, call: Call, options: LockOptions, key_hash: str) -> None:
+        self._call = call
+        self._on_lost = options.on_lost
+        self._key_hash = key_hash
+        self._since = time.monotonic()
+        self.interrupt = interrupt_here() if options.on_lost == "raise" else Interrupt()
+
+    def __call__(self, held: Held) -> None:
+        self.interrupt.fire()
+        held_ms = (time.monotonic() - self._since) * 1000
+        tell(
+            task_lock_lost,
+            logging.ERROR,
+            "lost its lock",
+            self._call,
+            self._key_hash,
+            fence=held.fence,
+            held_ms=held_ms,
+        )
+        if callable(self._on_lost):
+            _call_on_lost(self._on_lost, held)
+
+
+class Entering:
+    """One call on its way to its lock."""
+
+    def __init__(
+        self,
+        call: Call,
+        options: LockOptions,
+        bind: Callable[[], inspect.BoundArguments],
+        make_key: Callable[[inspect.BoundArguments], str | None],
+    ) -> None:
+        self._call = call
+        self._options = options
+        self._bind = bind
+        self._make_key = make_key
+        self._started = time.monotonic()
+        self.backend: LockBackend = backend_of(options, call.app)
+        self.lock_id: str | None = None
+        """Of the lock that was acquired: to release it even if nothing else comes of this."""
+
+    def enter(self) -> Holding | Skipped | None:
+        """The lock; or the result of not having it; or None: run without one of one's own."""
+        acquired = self._adopt()
+        if acquired is not None:
+            return self._hold(acquired.key, acquired)
+        key = self._make_key(self._bind())
+        if key is None or self._is_held_already(key):
+            return None
+        answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
+        if answer.ok:
+            return self._hold(key, answer)
+        return self._contend(key)
+
+    @property
+    def _label(self) -> str:
+        return holder_label(self._call.name, self._call.task_id)
+
+    def _adopt(self) -> Acquired | None:
+        """The publish-time lock, if this message brought its id, and nobody redeemed it yet."""
+        lock_id = take_lock(self._call.request) if self._call.in_worker else None
+        if lock_id is None:
+            return None
+        answer = self.backend.adopt(lock_id, self._options.ttl_ms, holder=self._label)
+        return answer if answer.ok else None
+
+    def _is_held_already(self, key: str) -> bool:
+        for holding in enclosing():
+            if holding.backend is self.backend and holding.key == key:
+                holding.held.ensure_held()
+                return True
+        return False
+
+    # -- contention ---------------------------------------------------------------------------
+
+    def _contend(self, key: str) -> Holding | Skipped:
+        call, options = self._call, self._options
+        info = self.backend.lookup(key=key)
+        predecessor = fences_in(luggage_of(call.request), "after").get(key_digest(key))
+        while info is not None and info.fence == predecessor:
+            # Our own last run is still on its way out: not contention, whatever the policy.
+            holding = self._wait(key, patient(_PREDECESSOR_WAIT_MS))
+            if holding is not None:
+                return holding
+            info = self.backend.lookup(key=key)
+        error = contended(self.backend, key, info)
+        policy = self._policy()
+        self._tell_contended(key, error, policy)
+        left = left_ms(call, options.contention_timeout_ms)
+        if policy == "skip":
+            return Skipped(options.skip_result)
+        if policy == "fail":
+            raise error
+        if policy == "retry" and call.in_worker:
+            if left is not None and left <= 0:
+                raise error
+            raise republish(call, error, left)
+        acquisition = Acquisition() if left is None else patient(max(1, round(left)))
+        holding = self._wait(key, acquisition)
+        if holding is None:
+            raise contended(self.backend, key, self.backend.lookup(key=key))
+        return holding
+
+    def _policy(self) -> Policy:
+        policy = self._options.on_contention
+        if not callable(policy):
+            return policy
+        chosen = call_with(policy, self._bind())
+        for known in POLICIES:
+            if chosen == known:
+                return known
+        raise refused(f"on_contention must choose one of {POLICIES}")
+
+    def _tell_contended(self, key: str, error: LockContended, policy: Policy) -> None:
+        tell(
+            task_lock_contended,
+            logging.INFO,
+            f"found its lock held by somebody else: {policy}",
+            self._call,
+            error.key_hash or self.backend.hash(key),
+            fence=error.fence,
+            waited_ms=self._waited_ms,
+            policy=policy,
+        )
+
+    def _wait(self, key: str, acquisition: Acquisition) -> Holding | None:
+        try:
+            return self._hold(key, acquisition)
+        except LockError as error:
+            if error.code != "AcquisitionTimeout":
+                raise
+            return None
+
+    # -- holding ------------------------------------------------------------------------------
+
+    @property
+    def _waited_ms(self) -> float:
+        since_ms = contended_since_ms(self._call)
+        if since_ms is not None:
+            return max(0.0, time.time() * 1000 - since_ms)
+        return (time.monotonic() - self._started) * 1000
+
+    def _hold(self, key: str, how: Acquired | Acquisition) -> Holding:
+        options = self._options
+        key_hash = self.backend.hash(key)
+        loss = Loss(self._call, options, key_hash)
+        block = self._block(key, how, loss)
+        if isinstance(how, Acquired):
+            self.lock_id = how.lock_id
+        held = block.__enter__()
+        self.lock_id = held.lock_id
+        holding = Holding(
+            self._call,
+            options,
+            self.backend,
+            key,
+            key_hash,
+            loss.interrupt,
+            block,
+            held,
+            self._waited_ms,
+            innermost(),
+        )
+        remember(self._call.request, key, held.fence)
+        tell(
+            task_lock_acquired,
+            logging.DEBUG,
+            "holds its lock",
+            self._call,
+            key_hash,
+            fence=held.fence,
+            waited_ms=holding.waited_ms,
+        )
+        return holding
+
+    def _block(self, key: str, how: Acquired | Acquisition, loss: Loss) -> Lock:
+        options = self._options
+        backend = cast("LockBackend", leavable(self.backend))
+        if isinstance(how, Acquired):
+            return hold(
+                backend,
+                how,
+                auto_extend=options.auto_extend,
+                max_hold_ms=options.max_hold_ms,
+                on_lost=loss,
+            )
+        return lock(
+            backend,
+            key,
+            options.ttl_ms,
+            acquisition=how,
+            auto_extend=options.auto_extend,
+            max_hold_ms=options.max_hold_ms,
+            holder=self._label,
+            on_lost=loss,
+        )
+
+
+def _call_on_lost(on_lost: Callable[..., object], held: Held) -> None:
+    try:
+        inspect.signature(on_lost).bind(held)
+    except (TypeError, ValueError):
+        arguments: tuple[Held, ...] = ()
+    else:
+        arguments = (held,)
+    try:
+        on_lost(*arguments)
+    except Exception:
+        logger.exception("the on_lost callback failed")

@@ -1,0 +1,131 @@
+"""How a call lets go of its lock: on every way out, once, and before anything else.
+
+Usually by releasing. A task that was too quick keeps the lock until ``min_hold_ms`` is over; one
+that will be retried hands its publish-time lock to the message of the retry, under a fresh id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Final
+
+from celery.exceptions import Reject
+from celery.signals import task_postrun
+
+from syncguard import LockBackend
+from syncguard_celery.backends import backend_of
+from syncguard_celery.calls import locked_function
+from syncguard_celery.holding import Holding, pop
+from syncguard_celery.labels import holder_label
+from syncguard_celery.leaving import leavable
+from syncguard_celery.luggage import Sealed
+from syncguard_celery.propagation import attaching
+from syncguard_celery.retrying import ends_in_retry
+from syncguard_celery.signals import task_lock_released, tell
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+_HANDED_ON: Final = "_syncguard_handed_on"
+
+
+def leave(holding: Holding, error: BaseException | None) -> None:
+    """Let go. Raises LockLost if the lock was lost and the task itself raised nothing."""
+    pop(holding)
+    try:
+        kept = _prepare(holding, error)
+        holding.lock.__exit__(type(error) if error else None, error, None)
+        if not kept and not holding.held.lost:
+            _tell_released(holding)
+    finally:
+        if holding.retry is not None:
+            _publish_retry(holding)
+
+
+def release_again(backend: LockBackend, lock_id: str) -> None:
+    """Something struck while we were letting go: make sure that the lock does not live on.
+
+    Once it is gone, the heartbeat notices and stops; before, it would extend it for ever.
+    """
+    with contextlib.suppress(Exception):
+        backend.release(lock_id)
+
+
+def handed_on(request: Context) -> str | None:
+    """The id under which a lock waits for the retry of this request. It is taken out."""
+    lock_id = request.__dict__.pop(_HANDED_ON, None)
+    return None if lock_id is None else str.__str__(lock_id)
+
+
+def _prepare(holding: Holding, error: BaseException | None) -> bool:
+    """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
+    if holding.held.lost:
+        return False
+    options, lock_id = holding.options, holding.held.lock_id
+    retried = holding.retry is not None or ends_in_retry(holding.call, error)
+    way_out = leavable(holding.backend)
+    if retried:
+        if options.at == "publish" and holding.call.in_worker:
+            way_out.leave_by(lock_id, lambda: _hand_on(holding))
+            return True
+        return False
+    # What ends a process (SystemExit) ends the minimum too: the task will be run elsewhere.
+    if options.min_hold_ms is not None and (error is None or isinstance(error, Exception)):
+        rest_ms = round(options.min_hold_ms - holding.held_ms)
+        if rest_ms > 0:
+            way_out.leave_by(lock_id, lambda: holding.backend.extend(lock_id, rest_ms).ok)
+    return False
+
+
+def _hand_on(holding: Holding) -> bool:
+    delay_ms = 0.0 if holding.retry is None else holding.retry[1]
+    answer = holding.backend.adopt(
+        holding.held.lock_id,
+        holding.options.pending_ttl_ms + round(delay_ms),
+        holder=holder_label(holding.call.name, holding.call.task_id),
+    )
+    if answer.ok and holding.call.request is not None:
+        holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
+    return answer.ok
+
+
+def _publish_retry(holding: Holding) -> None:
+    assert holding.retry is not None
+    assert holding.call.request is not None
+    publish, _ = holding.retry
+    request = holding.call.request
+    lock_id = handed_on(request)
+    luggage = {} if lock_id is None else {"lock": lock_id}
+    try:
+        with attaching(str(request.id), **luggage):
+            publish()
+    except Exception as error:
+        if lock_id is not None:
+            release_again(holding.backend, lock_id)
+        raise Reject(error, requeue=False) from error  # as Celery's own retry() does
+
+
+def _tell_released(holding: Holding) -> None:
+    tell(
+        task_lock_released,
+        logging.DEBUG,
+        "let go of its lock",
+        holding.call,
+        holding.key_hash,
+        fence=holding.held.fence,
+        waited_ms=holding.waited_ms,
+        held_ms=holding.held_ms,
+    )
+
+
+@task_postrun.connect(weak=False, dispatch_uid="syncguard_celery.exiting")
+def _release_unclaimed(sender: object = None, task: object = None, **_: object) -> None:
+    """A lock was handed on to a retry that nobody published: it must not wait for it."""
+    request: Context | None = getattr(task, "request", None)
+    locked = locked_function(sender)
+    if request is None or locked is None:
+        return
+    lock_id = handed_on(request)
+    if lock_id is not None:
+        release_again(backend_of(locked.options, getattr(sender, "app")), lock_id)  # noqa: B009

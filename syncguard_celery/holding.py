@@ -1,0 +1,77 @@
+"""The locks that the current call stack holds, innermost first.
+
+Kept in a context variable: every thread, greenlet and asyncio task sees its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncguard import Held, Lock, LockBackend
+from syncguard_celery.calls import Call
+from syncguard_celery.losing import Interrupt
+from syncguard_celery.options import LockOptions
+
+Publish = Callable[..., Any]
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """One lock that one call holds."""
+
+    call: Call
+    options: LockOptions
+    backend: LockBackend
+    key: str = field(repr=False)
+    key_hash: str
+    interrupt: Interrupt = field(repr=False)
+    lock: Lock = field(repr=False)
+    held: Held
+    waited_ms: float
+    outer: Holding | None = field(repr=False)
+    since: float = field(default_factory=time.monotonic)
+    retry: tuple[Publish, float] | None = field(default=None, repr=False)
+    """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+
+    @property
+    def held_ms(self) -> float:
+        return (time.monotonic() - self.since) * 1000
+
+
+_innermost: ContextVar[Holding | None] = ContextVar("innermost", default=None)
+
+
+def current_lock() -> Held | None:
+    """The lock under which this code runs; None if it runs without one."""
+    innermost = _innermost.get()
+    return None if innermost is None else innermost.held
+
+
+def current_fence() -> str | None:
+    """The fence of ``current_lock()``: hand it to whatever the lock protects."""
+    innermost = _innermost.get()
+    return None if innermost is None else innermost.held.fence
+
+
+def innermost() -> Holding | None:
+    return _innermost.get()
+
+
+def enclosing() -> Iterator[Holding]:
+    """All of them, innermost first."""
+    holding = _innermost.get()
+    while holding is not None:
+        yield holding
+        holding = holding.outer
+
+
+def push(holding: Holding) -> None:
+    _innermost.set(holding)
+
+
+def pop(holding: Holding) -> None:
+    _innermost.set(holding.outer)

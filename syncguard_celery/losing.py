@@ -1,0 +1,185 @@
+"""Stopping a task whose lock was lost, wherever it is.
+
+The news comes on a thread of its own. How to reach the task depends on where that runs:
+
+- main thread (prefork, solo): a signal, whose handler raises LockLost. It ends time.sleep and
+  blocking reads at once. SIGURG, because it is ignored where nobody handles it.
+- another thread: an asynchronous exception, raised at that thread's next bytecode.
+- greenlet: thrown in by the hub.
+
+Between ``arm`` and ``disarm`` the task may be struck, and at no other time: never while its lock
+is being acquired or released, never after. It is struck once at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+from syncguard import LockLost
+
+_SIGNAL: Final = getattr(signal, "SIGURG", None)
+
+
+class Interrupt:
+    """By itself it strikes nobody: for ``on_lost="signal"`` and callables."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._armed = False
+        self._requested = False
+        self._struck = False
+
+    def arm(self) -> None:
+        """From here on the task may be struck. Raises LockLost if it should have been already."""
+        with self._guard:
+            self._armed = True
+            due = self._requested and not self._struck
+            self._struck = self._struck or due
+        if due:
+            raise LockLost()
+
+    def disarm(self) -> None:
+        """From here on it may not. A blow that falls at this very moment is caught here."""
+        while True:
+            try:
+                with self._guard:
+                    self._armed = False
+                    self._call_off()
+            except LockLost:
+                continue  # leaving the lock's block will say so again
+            return
+
+    def fire(self) -> None:
+        """Strike now, or as soon as the task is armed again. From any thread."""
+        with self._guard:
+            self._requested = True
+            if self._armed and not self._struck:
+                self._strike()
+
+    def _strike(self) -> None: ...
+
+    def _call_off(self) -> None: ...
+
+
+class MainThreadInterrupt(Interrupt):
+    """Reaches the main thread by a signal."""
+
+    _waiting: Final[list[MainThreadInterrupt]] = []
+    _sent = False
+    _previous: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._install()
+
+    def arm(self) -> None:
+        self._waiting.append(self)
+        super().arm()
+
+    def _call_off(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(self)
+
+    def _strike(self) -> None:
+        ident = threading.main_thread().ident
+        assert ident is not None
+        assert _SIGNAL is not None
+        MainThreadInterrupt._sent = True
+        signal.pthread_kill(ident, _SIGNAL)
+
+    @classmethod
+    def _install(cls) -> None:
+        """Make sure that we hear the signal, and whoever did before still does."""
+        current = signal.getsignal(_SIGNAL)  # type: ignore[arg-type]
+        if current is not _on_signal:
+            signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
+            cls._previous = current
+
+    @classmethod
+    def deliver(cls, signum: int, frame: FrameType | None) -> None:
+        # In the main thread, perhaps in the middle of arm or disarm: so no lock may be taken here.
+        for interrupt in cls._waiting:
+            if interrupt._requested and interrupt._armed and not interrupt._struck:
+                interrupt._struck = True
+                raise LockLost()
+        ours, cls._sent = cls._sent, False
+        if not ours and callable(cls._previous):
+            cls._previous(signum, frame)
+
+
+def _on_signal(signum: int, frame: FrameType | None) -> None:
+    MainThreadInterrupt.deliver(signum, frame)
+
+
+class ThreadInterrupt(Interrupt):
+    """Reaches any thread at its next bytecode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ident = threading.get_ident()
+
+    def _strike(self) -> None:
+        self._struck = True
+        _set_async_exception(self._ident, ctypes.py_object(LockLost))
+
+    def _call_off(self) -> None:
+        if self._struck:
+            _set_async_exception(self._ident, None)
+
+
+def _set_async_exception(ident: int, exception: object) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), exception)
+
+
+class GreenletInterrupt(Interrupt):
+    """Reaches a greenlet of gevent through its hub."""
+
+    def __init__(self, gevent: Any) -> None:
+        super().__init__()
+        self._greenlet = gevent.getcurrent()
+        self._loop = gevent.get_hub().loop
+
+    def _strike(self) -> None:
+        self._loop.run_callback_threadsafe(self._throw)
+
+    def _throw(self) -> None:
+        # In the hub: the greenlet is waiting somewhere, perhaps not under the lock any more.
+        if self._armed and not self._struck:
+            self._struck = True
+            self._greenlet.throw(LockLost())
+
+
+def interrupt_here() -> Interrupt:
+    """The interrupt that reaches whatever runs this."""
+    gevent = sys.modules.get("gevent")
+    if gevent is not None and isinstance(gevent.getcurrent(), gevent.Greenlet):
+        return GreenletInterrupt(gevent)
+    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        with contextlib.suppress(ValueError):  # an interpreter that may not handle signals
+            return MainThreadInterrupt()
+    return ThreadInterrupt()
+
+
+@contextlib.contextmanager
+def undisturbed(interrupts: list[Interrupt]) -> Iterator[None]:
+    """Let no outer lock's loss strike while an inner lock is taken or let go."""
+    for interrupt in interrupts:
+        interrupt.disarm()
+    try:
+        yield
+    finally:
+        lost: LockLost | None = None
+        for interrupt in interrupts:
+            try:
+                interrupt.arm()
+            except LockLost as error:
+                lost = error
+        if lost is not None:
+            raise lost

@@ -1,0 +1,82 @@
+"""What a message carries for us, in one header: its shape, and how it is read.
+
+::
+
+    syncguard: {"fences": {sha256 of a key: fence, ...},   of the locks it was published under
+                "after": {sha256 of a key: fence, ...},    of the run that this one repeats
+                "lock": lock id,                           of the publish-time lock, redeemable once
+                "since": ms, "attempts": n}                of the contention it has met so far
+
+Never a raw key. The lock id is in no other place, and is taken out when the task starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from syncguard import normalize_and_validate_key
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+HEADER: Final = "syncguard"
+
+MAX_FENCES: Final = 64
+"""The oldest are dropped beyond this: a header must not grow for ever along an endless chain."""
+
+Fences = dict[str, str]
+
+
+class Sealed(str):
+    """A lock id that does not show when the request it travels in is logged."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<sealed>"
+
+
+def key_digest(key: str) -> str:
+    """SHA-256 of a key: an identity, unlike the short hash that is displayed."""
+    return hashlib.sha256(normalize_and_validate_key(key).encode()).hexdigest()
+
+
+def merged(*layers: Fences) -> Fences:
+    """Fences of several origins; later ones win, and are the youngest."""
+    fences: Fences = {}
+    for layer in layers:
+        for digest, fence in layer.items():
+            fences.pop(digest, None)
+            fences[digest] = fence
+    return dict(list(fences.items())[-MAX_FENCES:])
+
+
+def luggage_of(request: Context | None) -> dict[str, Any]:
+    """What came with this request; empty if nothing did.
+
+    A message's headers become attributes of the request. ``request.headers`` is not to be relied
+    on: integrations put a dictionary of their own there, and an eager run has nothing else.
+    """
+    if request is None:
+        return {}
+    luggage = request.get(HEADER) or (request.headers or {}).get(HEADER)
+    return luggage if isinstance(luggage, dict) else {}
+
+
+def fences_in(luggage: dict[str, Any], name: str) -> Fences:
+    fences = luggage.get(name)
+    return fences if isinstance(fences, dict) else {}
+
+
+def seal_lock(luggage: dict[str, Any]) -> None:
+    """Hide the lock id from whoever prints the request."""
+    if "lock" in luggage:
+        luggage["lock"] = Sealed(luggage["lock"])
+
+
+def take_lock(request: Context | None) -> str | None:
+    """The lock id that came with this request. It is taken out: nobody else finds it there."""
+    luggage = luggage_of(request)
+    lock_id = luggage.pop("lock", None)
+    return None if lock_id is None else str.__str__(lock_id)

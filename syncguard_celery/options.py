@@ -1,0 +1,73 @@
+"""What can be said about a task's lock, checked when the task is decorated. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from syncguard import DEFAULT_TTL_MS, LockBackend, LockError
+
+At = Literal["run", "publish"]
+Policy = Literal["retry", "skip", "wait", "fail"]
+LostMode = Literal["raise", "signal"]
+
+KeySource = str | Callable[..., str | None]
+PolicySource = Policy | Callable[..., Policy]
+LostSource = LostMode | Callable[..., object]
+BackendSource = LockBackend | Callable[[], LockBackend] | str
+"""A backend, something that makes one when it is first needed, or a URL for Redis."""
+
+POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+
+DEFAULT_PENDING_TTL_MS: Final = 3_600_000
+"""How long a message may wait for a worker and still find its publish-time lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """One ``@locked_task(...)`` or ``@locked(...)``: everything but the key."""
+
+    backend: BackendSource | None = field(default=None, repr=False)
+    using: str | None = None
+    at: At = "run"
+    on_contention: PolicySource = "retry"
+    contention_timeout_ms: int | None = None
+    skip_result: object = field(default=None, repr=False)
+    ttl_ms: int = DEFAULT_TTL_MS
+    auto_extend: bool = True
+    max_hold_ms: int | None = None
+    min_hold_ms: int | None = None
+    pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS
+    on_lost: LostSource = "raise"
+
+    def __post_init__(self) -> None:
+        for name in ("ttl_ms", "pending_ttl_ms"):
+            _require_ms(name, getattr(self, name))
+        for name in ("contention_timeout_ms", "max_hold_ms", "min_hold_ms"):
+            if getattr(self, name) is not None:
+                _require_ms(name, getattr(self, name))
+        if self.max_hold_ms is not None and not self.auto_extend:
+            raise refused("max_hold_ms ends renewal, so it needs auto_extend=True")
+        if self.backend is not None and self.using is not None:
+            raise refused("give either backend= or using=, not both")
+        _require_choice("at", self.at, get_args(At))
+        if not callable(self.on_contention):
+            _require_choice("on_contention", self.on_contention, POLICIES, "or a callable")
+        if not callable(self.on_lost):
+            _require_choice("on_lost", self.on_lost, get_args(LostMode), "or a callable")
+
+
+def refused(message: str) -> LockError:
+    """The error for what cannot be meant. It names the rule, never a value from a call."""
+    return LockError("InvalidArgument", message)
+
+
+def _require_ms(name: str, value: object) -> None:
+    if type(value) is not int or value <= 0:
+        raise refused(f"{name} must be a whole number of milliseconds, above 0")
+
+
+def _require_choice(name: str, value: object, choices: tuple[str, ...], more: str = "") -> None:
+    if value not in choices:
+        raise refused(f"{name} must be one of {choices} {more}".rstrip())

@@ -1,0 +1,90 @@
+"""Fences travel: from the task that holds a lock to everything that is published under it.
+
+A receiver of ``before_task_publish`` writes our header into each message, whoever publishes it:
+children, chain steps, chord bodies, links, replacements, retries. It always writes it anew, so
+that a header somebody copied from the parent's request carries nothing on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.signals import before_task_publish
+
+from syncguard_celery.calls import running_requests
+from syncguard_celery.luggage import HEADER, Fences, fences_in, key_digest, luggage_of, merged
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+_OWN: Final = "_syncguard_fences"
+_attached: ContextVar[tuple[str, dict[str, Any]] | None] = ContextVar("attached", default=None)
+
+
+def inherited_fence(key: str) -> str | None:
+    """The fence under which the running task was published, if that lock was held then.
+
+    Hand it to whatever the lock protects: a later holder's fence is the larger string.
+    """
+    requests = running_requests()
+    if not requests:
+        return None
+    fences = merged(_fences(requests[1:]), fences_in(luggage_of(requests[0]), "fences"))
+    return fences.get(key_digest(key))
+
+
+def remember(request: Context | None, key: str, fence: str) -> None:
+    """The task of this request holds or held this lock; what it publishes shall say so."""
+    if request is None:
+        return
+    own = merged(_own(request), {key_digest(key): fence})
+    request.__dict__[_OWN] = own
+    if request.is_eager:
+        # An eager retry is not published: it gets the headers of the request before it.
+        fences = merged(fences_in(luggage_of(request), "fences"), own)
+        request.headers = {**(request.headers or {}), HEADER: {"fences": fences}}
+
+
+@contextlib.contextmanager
+def attaching(task_id: str, **luggage: object) -> Iterator[None]:
+    """Put this, too, into the message of this one task, if it is published in the block."""
+    token = _attached.set((task_id, luggage))
+    try:
+        yield
+    finally:
+        _attached.reset(token)
+
+
+@before_task_publish.connect(weak=False, dispatch_uid="syncguard_celery.propagation")
+def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
+    if not headers or "id" not in headers:
+        return  # the old message protocol has no headers to carry anything
+    luggage: dict[str, Any] = {}
+    requests = running_requests()
+    if requests:
+        if fences := _fences(requests):
+            luggage["fences"] = fences
+        if requests[0].id == headers["id"] and (own := _own(requests[0])):
+            luggage["after"] = own
+    attached = _attached.get()
+    if attached is not None and attached[0] == headers["id"]:
+        luggage.update(attached[1])
+    headers.pop(HEADER, None)
+    if luggage:
+        headers[HEADER] = luggage
+
+
+def _own(request: Context) -> Fences:
+    own: Fences = request.__dict__.get(_OWN, {})
+    return own
+
+
+def _fences(requests: list[Context]) -> Fences:
+    """All that these requests inherited and acquired; the innermost, which is first, wins."""
+    layers: list[Fences] = []
+    for request in reversed(requests):
+        layers += [fences_in(luggage_of(request), "fences"), _own(request)]
+    return merged(*layers)

@@ -1,0 +1,129 @@
+"""Running a function under its lock.
+
+The function is wrapped under the task, in a ``try ... finally``: it is the only thing that every
+end of a task passes through, in workers, eager runs, direct calls, ``map`` and ``chunks``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar, cast
+
+from syncguard import LockLost
+from syncguard_celery.calls import MARK, call_of
+from syncguard_celery.entering import Entering, Skipped
+from syncguard_celery.exiting import leave, release_again
+from syncguard_celery.holding import Holding, enclosing, push
+from syncguard_celery.keys import bind, key_maker
+from syncguard_celery.losing import undisturbed
+from syncguard_celery.options import KeySource, LockOptions, refused
+from syncguard_celery.suspension import suspended
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class LockedFunction:
+    """A function, its key, and the options of its lock."""
+
+    def __init__(
+        self, function: Callable[..., object], key: KeySource, options: LockOptions
+    ) -> None:
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise refused("a generator or async function runs after its call: it cannot be locked")
+        self.function = function
+        self.options = options
+        self.name = f"{function.__module__}.{function.__qualname__}"
+        self.signature = inspect.signature(function)
+        self.key_is_computed = callable(key)
+        self._make_key = key_maker(key, self.signature)
+
+    def key_of(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+        """The key of a call with these arguments; None: it runs without a lock."""
+        return self._make_key(bind(self.signature, args, kwargs))
+
+    def key_for_task(
+        self, task: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> str | None:
+        """The same for arguments as they are published, without the ``self`` of a bound task."""
+        # Celery keeps a bound task's function as a method, and another's as it is.
+        run = getattr(task, "_orig_run", None) or getattr(task, "run", None)
+        own = (task,) if getattr(run, "__self__", None) is not None else ()
+        return self.key_of((*own, *args), kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Call the function under its lock."""
+        if suspended():
+            return self.function(*args, **kwargs)
+        call = call_of(self, self.name)
+        outer = [holding.interrupt for holding in enclosing()]
+        entering = Entering(
+            call, self.options, lambda: bind(self.signature, args, kwargs), self._make_key
+        )
+        holding: Holding | None = None
+        try:
+            if outer:
+                with undisturbed(outer):
+                    entered = entering.enter()
+            else:
+                entered = entering.enter()
+            if isinstance(entered, Skipped):
+                return entered.result
+            if entered is None:
+                return self.function(*args, **kwargs)
+            holding = entered
+            return _run_under(holding, self.function, args, kwargs)
+        finally:
+            if holding is None and entering.lock_id is not None:
+                release_again(entering.backend, entering.lock_id)
+
+
+def _run_under(
+    holding: Holding,
+    function: Callable[..., object],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> object:
+    error: BaseException | None = None
+    try:
+        push(holding)
+        try:
+            holding.interrupt.arm()
+            return function(*args, **kwargs)
+        finally:
+            holding.interrupt.disarm()
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        try:
+            if holding.outer is None:
+                leave(holding, error)
+            else:
+                with undisturbed(
+                    [outer.interrupt for outer in enclosing() if outer is not holding]
+                ):
+                    leave(holding, error)
+        except LockLost:
+            raise
+        except BaseException:
+            # A time limit or a shutdown, in the middle of letting go.
+            release_again(holding.backend, holding.held.lock_id)
+            raise
+        finally:
+            del error  # a cycle: the traceback holds this frame
+
+
+def wrap(function: Callable[P, R], locked: LockedFunction) -> Callable[P, R]:
+    """The function as Celery is to call it."""
+
+    @functools.wraps(function)
+    def run_locked(*args: P.args, **kwargs: P.kwargs) -> R:
+        return cast("R", locked.run(args, kwargs))
+
+    setattr(run_locked, MARK, locked)
+    # Celery reads the parameters without following __wrapped__.
+    run_locked.__signature__ = locked.signature  # type: ignore[attr-defined]
+    return run_locked

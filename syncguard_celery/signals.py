@@ -1,0 +1,67 @@
+"""What happens to a task's lock, as Celery signals and as log lines.
+
+Every signal is sent by the task (or, for a plain function, None) with ``task_id``, ``task_name``,
+``key_hash``, ``fence``, ``waited_ms`` and ``held_ms``; what is not known is None. No raw key and
+no lock id is sent or logged. The logger is ``syncguard.celery``.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from celery.utils.dispatch import Signal
+
+if TYPE_CHECKING:
+    from syncguard_celery.calls import Call
+
+logger: Final = logging.getLogger("syncguard.celery")
+
+_FACTS: Final = ["task_id", "task_name", "key_hash", "fence", "waited_ms", "held_ms"]
+
+task_lock_acquired = Signal(name="task_lock_acquired", providing_args=_FACTS)
+task_lock_contended = Signal(name="task_lock_contended", providing_args=[*_FACTS, "policy"])
+task_lock_lost = Signal(name="task_lock_lost", providing_args=_FACTS)
+task_lock_released = Signal(name="task_lock_released", providing_args=_FACTS)
+
+
+def tell(
+    signal: Signal,
+    level: int,
+    text: str,
+    call: Call,
+    key_hash: str,
+    *,
+    fence: str | None = None,
+    waited_ms: float | None = None,
+    held_ms: float | None = None,
+    **more: object,
+) -> None:
+    """Log one line, and tell the receivers if there are any."""
+    if logger.isEnabledFor(level):
+        logger.log(
+            level,
+            "Task %s[%s] %s (key %s, fence %s, waited %s ms, held %s ms)",
+            call.name,
+            call.task_id,
+            text,
+            key_hash,
+            fence,
+            _whole(waited_ms),
+            _whole(held_ms),
+        )
+    if signal.receivers:
+        signal.send(
+            sender=call.task,
+            task_id=call.task_id,
+            task_name=call.name,
+            key_hash=key_hash,
+            fence=fence,
+            waited_ms=waited_ms,
+            held_ms=held_ms,
+            **more,
+        )
+
+
+def _whole(ms: float | None) -> int | None:
+    return None if ms is None else round(ms)

@@ -1,0 +1,51 @@
+"""For the tests of those who have locked tasks: run them without locks, and ask for their keys."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from syncguard_celery.calls import locked_function
+from syncguard_celery.running import LockedFunction
+from syncguard_celery.suspension import suspending
+
+if TYPE_CHECKING:
+    from celery.app.task import Task
+
+__all__ = ["assert_locks", "assert_runs_unlocked", "lock_key", "unlocked"]
+
+
+def unlocked() -> AbstractContextManager[None]:
+    """Run locked tasks without their locks, in this process; no backend is needed.
+
+    For a ``with`` block or, as a decorator, for a function. ``current_lock()`` is None meanwhile.
+    """
+    return suspending()
+
+
+def lock_key(task: Task[..., Any], /, *args: object, **kwargs: object) -> str | None:
+    """The key that a call with these arguments would lock; None if it would run unlocked."""
+    locked = locked_function(task)
+    if not isinstance(locked, LockedFunction):
+        raise AssertionError(f"{_name(task)} is no locked task")
+    return locked.key_for_task(task, args, kwargs)
+
+
+def assert_locks(task: Task[..., Any], key: str, /, *args: object, **kwargs: object) -> None:
+    """Assert that a call with these arguments would lock this key."""
+    actual = lock_key(task, *args, **kwargs)
+    if actual != key:
+        raise AssertionError(f"{_name(task)} would lock {actual!r}, not {key!r}")
+
+
+def assert_runs_unlocked(task: Task[..., Any], /, *args: object, **kwargs: object) -> None:
+    """Assert that a call with these arguments would take no lock."""
+    if locked_function(task) is None:
+        return
+    actual = lock_key(task, *args, **kwargs)
+    if actual is not None:
+        raise AssertionError(f"{_name(task)} would lock {actual!r}")
+
+
+def _name(task: object) -> str:
+    return getattr(task, "name", None) or repr(task)
