@@ -184,14 +184,19 @@ class Lock:
         options = self._options
         held = self._held = Held(acquired, options.on_lost)
         self._beat = None
-        if options.watched:
-            self._beat = heartbeat.watch(
-                held,
-                self._backend,
-                options.ttl_ms,
-                renews=options.auto_extend,
-                max_hold_ms=options.max_hold_ms,
-            )
+        try:
+            if options.watched:
+                self._beat = heartbeat.watch(
+                    held,
+                    self._backend,
+                    options.ttl_ms,
+                    renews=options.auto_extend,
+                    max_hold_ms=options.max_hold_ms,
+                )
+        except BaseException:  # no thread to be had: then no lock either
+            self._held = None
+            self._backend.release(held.lock_id)
+            raise
         return held
 
 
