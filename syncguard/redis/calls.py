@@ -123,7 +123,7 @@ class Calls:
             args = (*args, wait_ms + WAITING_SLACK_MS)
 
         def read(reply: Reply) -> Granted | Refusal:
-            if isinstance(reply, list) and len(reply) == 3 and reply[0] == 1:
+            if type(reply) is list and len(reply) == 3 and type(reply[2]) is int:
                 return Granted(lock_id, self._fence(reply[1], names.key), reply[2], names.key)
             return _read_refusal(reply)
 
@@ -310,7 +310,7 @@ def _read_refusal(reply: Reply) -> Refusal:
 def _read_release(reply: Reply) -> ReleaseResult:
     if reply == 1:
         return _RELEASED
-    if reply in _REASONS:
+    if isinstance(reply, int) and reply in _REASONS:
         return ReleaseResult(False, _REASONS[reply])
     raise _malformed("release")
 
