@@ -1,0 +1,11 @@
+"""SyncGuard for Django: locks from one setting, shaped like ``CACHES``.
+
+Public names, and nothing else. Signals are in ``syncguard_django.signals``, the fence guard in
+``syncguard_django.fencing``.
+"""
+
+from syncguard_django.aliases import alocks, locks
+from syncguard_django.decorators import current_lock, locked
+from syncguard_django.locking import alock, lock
+
+__all__ = ["alock", "alocks", "current_lock", "lock", "locked", "locks"]

@@ -1,0 +1,126 @@
+"""Where a Redis is, and how to keep its password from being shown.
+
+Pure: no settings, no client, no I/O. Django's debug page prints settings and local variables with
+``repr``; what carries a password here prints without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Final, Literal, cast
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+DEFAULT_PORT: Final = 6379
+Scheme = Literal["redis", "rediss", "unix"]
+_SCHEMES: Final = ("redis", "rediss", "unix")
+_MASK: Final = "********"
+
+
+class Secret(str):
+    """A password: a ``str`` that shows nothing of itself when it is printed with ``repr``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(_MASK)
+
+
+class Location(str):
+    """The address that a user wrote: a ``str`` whose ``repr`` leaves out credentials.
+
+    A malformed address is not shown at all: any part of it may be the password.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        try:
+            return repr(str(parse(self)))
+        except ValueError:
+            return repr(_MASK)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One Redis database."""
+
+    scheme: Scheme
+    host: str
+    port: int
+    path: str
+    db: int
+    query: str = field(default="", repr=False)
+    username: str | None = field(default=None, repr=False)
+    password: Secret | None = field(default=None, repr=False)
+
+    @property
+    def url(self) -> str:
+        """The address for a client, without credentials and database number."""
+        query = f"?{self.query}" if self.query else ""
+        if self.scheme == "unix":
+            return f"unix://{self.path}{query}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{query}"
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """Equal for two addresses of one server, as far as names tell."""
+        return (self.path, 0) if self.scheme == "unix" else (_canonical(self.host), self.port)
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.scheme == "rediss"
+
+    @property
+    def is_remote(self) -> bool:
+        return self.scheme != "unix" and _canonical(self.host) != "localhost"
+
+    def __str__(self) -> str:
+        """The address for people: no credentials, and no query, which may hold some."""
+        bare = self.url.partition("?")[0]
+        return f"{bare}?db={self.db}" if self.scheme == "unix" else f"{bare}/{self.db}"
+
+
+def parse(location: str) -> Address:
+    """The parts of an address. Raises ValueError, without text, if it is none.
+
+    Without text, because the texts of the standard library quote what they stumbled over, and
+    that is part of a password as soon as the password has a slash in it.
+    """
+    try:
+        return _parse(location)
+    except ValueError:
+        raise ValueError from None
+
+
+def _parse(location: str) -> Address:
+    parts = urlsplit(location)
+    if parts.scheme not in _SCHEMES or parts.fragment:
+        raise ValueError
+    scheme = cast("Scheme", parts.scheme)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    username = query.pop("username", None) or (unquote(parts.username or "") or None)
+    password = query.pop("password", None) or (unquote(parts.password or "") or None)
+    path = unquote(parts.path)
+    if scheme == "unix" and not path:
+        raise ValueError
+    named = "0" if scheme == "unix" else path.strip("/") or "0"
+    return Address(
+        scheme=scheme,
+        host=unquote(parts.hostname or "localhost"),
+        port=parts.port or DEFAULT_PORT,
+        path=path if scheme == "unix" else "",
+        db=int(query.pop("db", named)),
+        query=urlencode(query),
+        username=username,
+        password=None if password is None else Secret(password),
+    )
+
+
+def _canonical(host: str) -> str:
+    host = host.lower().rstrip(".")
+    try:
+        return "localhost" if ip_address(host).is_loopback else host
+    except ValueError:
+        return host

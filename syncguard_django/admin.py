@@ -1,0 +1,300 @@
+"""The admin page: every live lock, and a way to free one whose holder is gone for good.
+
+Seeing needs the permission ``view_lock``, releasing also ``release_lock``. Nothing here shows or
+stores a raw key or a lock id; a key that is searched comes by POST and leaves as a hash.
+"""
+
+# ruff: noqa: ARG002 - the signatures are Django's
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlencode
+
+from django import forms
+from django.contrib import admin, messages
+from django.contrib.admin.models import LogEntry
+from django.core.exceptions import PermissionDenied
+from django.db import router, transaction
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
+
+from syncguard import LockError, LockEvent
+from syncguard_django import inspection
+from syncguard_django.aliases import locks
+from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList, row_of
+from syncguard_django.configuration import configuration
+from syncguard_django.durations import for_people
+from syncguard_django.inspection import Failure, LiveLock
+from syncguard_django.models import Lock
+from syncguard_django.signals import sender_of_events
+
+if TYPE_CHECKING:
+    _LockModelAdmin = admin.ModelAdmin[Lock]
+else:
+    _LockModelAdmin = admin.ModelAdmin
+
+COLUMNS: Final = ("key", "using", "holder_label", "fence", "held_for", "expires_in", "lock_id")
+HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash")
+"""What names one holder: the alias, and the three that force_release compares."""
+
+_CHANGE_LIST: Final = "syncguard_django_lock_changelist"
+_FIND: Final = "syncguard_django_lock_find"
+_RELEASE: Final = "syncguard_django_lock_release"
+
+
+class AliasFilter(admin.SimpleListFilter):
+    title = gettext_lazy("alias")
+    parameter_name = ALIAS_PARAMETER
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [(alias, alias) for alias in locks]
+
+    def has_output(self) -> bool:
+        return len(self.lookup_choices) > 1
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        return queryset  # the change list reads the parameter itself
+
+
+class FindByKeyForm(forms.Form):
+    """A raw key, on its way to becoming a hash."""
+
+    using = forms.ChoiceField(label=gettext_lazy("Alias"))
+    key = forms.CharField(
+        label=gettext_lazy("Key"),
+        strip=False,
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "size": 30}),
+    )
+
+    def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
+        super().__init__(data, initial=initial, auto_id="syncguard-find-%s")
+        aliases = tuple(locks)
+        field = self.fields["using"]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = [(alias, alias) for alias in aliases]
+        if len(aliases) == 1:
+            field.widget = forms.HiddenInput()
+            field.initial = aliases[0]
+
+
+@admin.register(Lock)
+class LockAdmin(_LockModelAdmin):
+    list_display = COLUMNS
+    list_display_links = None
+    list_filter = (AliasFilter,)
+    list_per_page = 100
+    search_fields = ("key_hash", "lock_id_hash", "holder")
+    search_help_text = gettext_lazy(
+        "The beginning of a hash, or a holder. Do not type a key here, it would be in the address:"
+        " “Find by key” hashes it first."
+    )
+    ordering = ("expires_at_ms",)
+    show_facets = admin.ShowFacets.NEVER
+    actions = None
+    # Not False: without it, Django's template adds an inline style, which a strict
+    # Content-Security-Policy forbids.
+    actions_on_top = True
+
+    class Media:
+        css = {"all": ("syncguard_django/locks.css",)}  # noqa: RUF012
+        js = ("syncguard_django/locks.js",)
+
+    # -- permissions --------------------------------------------------------------------------
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        return False
+
+    def has_release_permission(self, request: HttpRequest) -> bool:
+        """A permission of its own; and only what can be seen can be released."""
+        user = request.user
+        return self.has_view_permission(request) and user.has_perm("syncguard_django.release_lock")
+
+    # -- the list -----------------------------------------------------------------------------
+
+    def get_urls(self) -> list[URLPattern]:
+        # Not the inherited ones: there is nothing to add, to change or to delete.
+        view = self.admin_site.admin_view
+        return [
+            path("", view(self.changelist_view), name=_CHANGE_LIST),
+            path("find/", view(self.find_view), name=_FIND),
+            path("release/", view(self.release_view), name=_RELEASE),
+        ]
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LockChangeList]:
+        return LockChangeList
+
+    def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
+        columns = ("release_link",) if self.has_release_permission(request) else ()
+        return (*COLUMNS, *columns)
+
+    def changelist_view(
+        self, request: HttpRequest, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        initial = {"using": request.GET.get(ALIAS_PARAMETER)}
+        context = {"title": _("Locks"), "find_form": FindByKeyForm(initial=initial)}
+        return super().changelist_view(request, {**context, **(extra_context or {})})
+
+    @admin.display(description=gettext_lazy("key hash"), ordering="key_hash")
+    def key(self, row: Lock) -> SafeString:
+        return format_html('<code class="syncguard-hash">{}</code>', row.key_hash)
+
+    @admin.display(description=gettext_lazy("holder"), ordering="holder", empty_value="-")
+    def holder_label(self, row: Lock) -> str | None:
+        return row.holder or None
+
+    @admin.display(description=gettext_lazy("held for"), ordering="-acquired_at_ms")
+    def held_for(self, row: Lock) -> SafeString:
+        return _running(row.held_ms, "held")
+
+    @admin.display(description=gettext_lazy("expires in"), ordering="expires_at_ms")
+    def expires_in(self, row: Lock) -> SafeString:
+        return _running(row.remaining_ms, "remaining")
+
+    @admin.display(description=gettext_lazy("lock-id hash"), ordering="lock_id_hash")
+    def lock_id(self, row: Lock) -> SafeString:
+        return format_html('<code class="syncguard-hash">{}</code>', row.lock_id_hash)
+
+    @admin.display(description=gettext_lazy("release"))
+    def release_link(self, row: Lock) -> SafeString:
+        holder = {name: getattr(row, name) for name in HOLDER_PARAMETERS}
+        return format_html(
+            '<a class="syncguard-release" href="{}?{}">{}</a>',
+            reverse(f"{self.admin_site.name}:{_RELEASE}"),
+            urlencode(holder),
+            _("Release…"),
+        )
+
+    # -- find by key --------------------------------------------------------------------------
+
+    @method_decorator(sensitive_post_parameters("key"))
+    @method_decorator(sensitive_variables("form", "key"))
+    def find_view(self, request: HttpRequest) -> HttpResponse:
+        """Hash a raw key and go to its hash: no key in an address, a log or a page."""
+        if request.method != "POST":
+            return HttpResponseNotAllowed(["POST"])
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        form = FindByKeyForm(request.POST)
+        if not form.is_valid():
+            messages.error(request, _("Choose an alias and type a key."))
+            return self._to_list()
+        using, key = form.cleaned_data["using"], form.cleaned_data["key"]
+        answer = inspection.attempt(using, lambda: inspection.lookup(using, key=key))
+        if isinstance(answer, Failure):
+            messages.error(request, str(answer))
+            return self._to_list(using=using)
+        key_hash = locks.inspector(using).hash(key)
+        if answer is None:
+            text = _("Nobody holds the lock of that key. Its hash is %(hash)s.")
+            messages.info(request, text % {"hash": key_hash})
+        else:
+            text = _("The lock of that key is held: fence %(fence)s, holder %(holder)s.")
+            info = answer.info
+            holder = info.holder or _("not named")
+            messages.info(request, text % {"fence": info.fence, "holder": holder})
+        return self._to_list(using=using, q=key_hash)
+
+    # -- force-release ------------------------------------------------------------------------
+
+    def release_view(self, request: HttpRequest) -> HttpResponse:
+        """Ask first (GET), then free the lock of the very holder that was shown (POST)."""
+        if not self.has_release_permission(request):
+            raise PermissionDenied
+        if request.method not in ("GET", "HEAD", "POST"):
+            return HttpResponseNotAllowed(["GET", "POST"])
+        values = request.POST if request.method == "POST" else request.GET
+        holder = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
+        if not all(holder.values()) or holder["using"] not in locks:
+            raise Http404
+        answer = inspection.attempt(holder["using"], lambda: inspection.find(**holder))
+        if isinstance(answer, Failure):
+            messages.error(request, str(answer))
+        elif answer is None:
+            self._say_gone(request)
+        elif request.method == "POST":
+            self._release(request, answer)
+        else:
+            return self._confirmation(request, answer, holder)
+        return self._to_list()
+
+    def _confirmation(
+        self, request: HttpRequest, lock: LiveLock, holder: dict[str, str]
+    ) -> HttpResponse:
+        context = {
+            **self.admin_site.each_context(request),
+            "title": _("Force-release a lock?"),
+            "opts": self.opts,
+            "media": self.media,
+            "lock": lock,
+            "held_for": _running(lock.held_ms, "held"),
+            "expires_in": _running(lock.remaining_ms, "remaining"),
+            "holder_fields": holder,
+        }
+        template = "admin/syncguard_django/lock/release_confirmation.html"
+        return TemplateResponse(request, template, context)
+
+    def _release(self, request: HttpRequest, lock: LiveLock) -> None:
+        row, info = row_of(lock), lock.info
+        database = router.db_for_write(LogEntry)
+        about = f"fence {info.fence}, lock-id hash {info.lock_id_hash}, alias {lock.using}"
+        try:
+            # The audit first, in a transaction: no lock is freed that the log does not know of.
+            with transaction.atomic(using=database):
+                self.log_change(request, row, f"Force-released: {about}.")
+                result = locks.inspector(lock.using).force_release(
+                    info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+                )
+                if not result.ok:
+                    transaction.set_rollback(True, using=database)
+        except LockError as error:
+            self.log_change(request, row, f"Tried to force-release ({error.code}): {about}.")
+            messages.error(request, str(Failure(lock.using, error.code, str(error))))
+            return
+        if not result.ok:
+            self._say_gone(request)
+            return
+        if configuration().of(lock.using).telemetry:
+            event = LockEvent(
+                "release", "ok", key_hash=info.key_hash, lock_id_hash=info.lock_id_hash
+            )
+            sender_of_events(lock.using)(event)
+        text = _("Released the lock %(hash)s (fence %(fence)s).")
+        messages.success(request, text % {"hash": info.key_hash, "fence": info.fence})
+
+    def _say_gone(self, request: HttpRequest) -> None:
+        messages.warning(
+            request,
+            _(
+                "Nothing was released: the holder that was shown does not hold the lock any more."
+                " It has let go, its time ran out, or another holder has the lock now."
+            ),
+        )
+
+    def _to_list(self, **parameters: str) -> HttpResponse:
+        url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
+        return redirect(f"{url}?{urlencode(parameters)}" if parameters else url)
+
+
+def _running(ms: int, direction: str) -> SafeString:
+    """A duration that ``locks.js`` keeps running."""
+    return format_html(
+        '<span class="syncguard-duration" data-syncguard-{}-ms="{}">{}</span>',
+        direction,
+        ms,
+        for_people(ms),
+    )

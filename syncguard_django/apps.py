@@ -1,0 +1,30 @@
+"""The Django application: its names, and what it watches. Opens no connection."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.core import checks
+from django.core.signals import setting_changed
+
+from syncguard_django.aliases import locks
+from syncguard_django.checks import TAG, check_deployment, check_settings
+from syncguard_django.configuration import SETTING, hide_passwords
+
+
+class SyncGuardConfig(AppConfig):
+    name = "syncguard_django"
+    label = "syncguard_django"
+    verbose_name = "SyncGuard"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        hide_passwords()
+        checks.register(check_settings, TAG)
+        checks.register(check_deployment, TAG, deploy=True)
+        setting_changed.connect(_read_again, dispatch_uid="syncguard_django")
+
+
+def _read_again(*, setting: str, **_kwargs: object) -> None:
+    if setting in (SETTING, "CACHES"):
+        hide_passwords()
+        locks.reset()

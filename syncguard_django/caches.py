@@ -1,0 +1,95 @@
+"""Reading a ``CACHES`` entry: which Redis it uses, and with which client options.
+
+Knows Django's own ``RedisCache`` and django-redis. Reads settings, opens nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from django.utils.module_loading import import_string
+
+from syncguard_django.addresses import Address, parse
+
+DJANGO_CACHE: Final = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS_CACHE: Final = "django_redis.cache.RedisCache"
+
+# What configures the cache around the client, not the client.
+_NOT_FOR_THE_CLIENT: Final = frozenset({"serializer", "pool_class", "parser_class"})
+_DJANGO_REDIS_OPTIONS: Final = {
+    "USERNAME": "username",
+    "PASSWORD": "password",
+    "SOCKET_TIMEOUT": "socket_timeout",
+    "SOCKET_CONNECT_TIMEOUT": "socket_connect_timeout",
+}
+
+
+class NotRedisError(Exception):
+    """This cache entry names no Redis that a lock could use. The text says why, without values."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRedis:
+    """The Redis of one cache."""
+
+    address: Address
+    options: Mapping[str, object] = field(repr=False)
+
+    @property
+    def db(self) -> object:
+        return self.options.get("db", self.address.db)
+
+
+def redis_of(entry: object) -> CacheRedis:
+    """The Redis behind a ``CACHES`` entry: the first one, to which the cache writes."""
+    if not isinstance(entry, Mapping):
+        raise NotRedisError("it is not a dictionary")
+    options = entry.get("OPTIONS") or {}
+    if not isinstance(options, Mapping):
+        raise NotRedisError("its OPTIONS is not a dictionary")
+    kind = _kind_of(entry.get("BACKEND"))
+    if kind == DJANGO_REDIS_CACHE:
+        client_options = _django_redis_options(options)
+    else:
+        client_options = {k: v for k, v in options.items() if k not in _NOT_FOR_THE_CLIENT}
+    try:
+        address = parse(_first(entry.get("LOCATION")))
+    except ValueError:
+        raise NotRedisError("its LOCATION is not a Redis URL") from None
+    return CacheRedis(address, client_options)
+
+
+def _kind_of(backend: object) -> str:
+    if backend in (DJANGO_CACHE, DJANGO_REDIS_CACHE):
+        return str(backend)
+    try:
+        cls = import_string(str(backend))
+    except ImportError:
+        raise NotRedisError("its BACKEND cannot be imported") from None
+    names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(cls, "__mro__", ())}
+    for known in (DJANGO_CACHE, DJANGO_REDIS_CACHE):
+        if known in names:
+            return known
+    raise NotRedisError(f"its BACKEND is neither {DJANGO_CACHE} nor {DJANGO_REDIS_CACHE}")
+
+
+def _django_redis_options(options: Mapping[str, object]) -> dict[str, object]:
+    if "SENTINELS" in options:
+        raise NotRedisError("it uses Sentinel, whose address is not a URL")
+    found = {
+        ours: options[theirs]
+        for theirs, ours in _DJANGO_REDIS_OPTIONS.items()
+        if options.get(theirs)
+    }
+    pool = options.get("CONNECTION_POOL_KWARGS") or {}
+    return {**found, **(pool if isinstance(pool, Mapping) else {})}
+
+
+def _first(location: object) -> str:
+    if isinstance(location, str):
+        return location.replace(";", ",").split(",")[0]
+    if isinstance(location, list | tuple) and location:
+        return str(location[0])
+    raise ValueError

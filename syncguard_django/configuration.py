@@ -1,0 +1,280 @@
+"""The ``SYNCGUARD`` setting, read once into frozen, typed objects.
+
+Reading collects every problem instead of stopping at the first: checks show them all, and
+``Configuration.of`` raises those of the alias that is asked for. No I/O, and no problem's text
+contains a value: it may be a password.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Final, Literal
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+from syncguard import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS, Acquisition, LockError
+from syncguard_django.addresses import Address, Location, Secret, parse
+from syncguard_django.caches import NotRedisError, redis_of
+
+DEFAULT_ALIAS: Final = "default"
+DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
+SETTING: Final = "SYNCGUARD"
+
+KNOWN: Final = (
+    "BACKEND",
+    "LOCATION",
+    "CACHE",
+    "KEY_PREFIX",
+    "TTL_MS",
+    "ACQUISITION",
+    "OPTIONS",
+    "HASH_SECRET",
+    "FENCE_FLOOR",
+    "TELEMETRY",
+)
+
+ProblemKind = Literal["shape", "unknown", "value", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something wrong in the setting: where, and what was expected."""
+
+    kind: ProblemKind
+    where: str
+    expected: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class AliasSettings:
+    """One alias, checked and complete."""
+
+    alias: str
+    backend: str
+    address: Address
+    key_prefix: str
+    ttl_ms: int
+    acquisition: Acquisition
+    hash_secret: str | bytes | None = field(repr=False)
+    fence_floor: Literal["clock"] | None
+    telemetry: bool
+    cache: str | None
+    options: Mapping[str, object] = field(repr=False)
+    """For the client: everything but the host and the port."""
+
+    @property
+    def db(self) -> object:
+        return self.options["db"]
+
+    @property
+    def has_password(self) -> bool:
+        return bool(self.options.get("password") or self.options.get("credential_provider"))
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.address.uses_tls or bool(self.options.get("ssl"))
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Every alias, and what is wrong with those that are not here."""
+
+    aliases: Mapping[str, AliasSettings]
+    problems: Mapping[str, tuple[Problem, ...]]
+    """By alias; under the empty name those of the setting as a whole."""
+
+    def of(self, alias: str) -> AliasSettings:
+        for problem in (*self.problems.get("", ()), *self.problems.get(alias, ())):
+            raise ImproperlyConfigured(f"{problem}. {problem.hint or ''}".rstrip())
+        try:
+            return self.aliases[alias]
+        except KeyError:
+            raise ImproperlyConfigured(
+                f"{SETTING} has no alias {alias!r}; it has {', '.join(self.aliases) or 'none'}"
+            ) from None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every alias of the setting, also a broken one, in the order of the setting."""
+        return tuple(dict.fromkeys((*self.aliases, *filter(None, self.problems))))
+
+
+@cache
+def configuration() -> Configuration:
+    """The setting as it is now. ``forget`` makes the next call read it again."""
+    return read(getattr(settings, SETTING, None), getattr(settings, "CACHES", {}))
+
+
+forget = configuration.cache_clear
+
+
+def hide_passwords() -> None:
+    """Make the addresses in the setting print without their passwords.
+
+    In place: Django's debug page shows the setting itself, and knows by its name that a
+    ``PASSWORD`` is secret, but not what is inside a ``LOCATION``.
+    """
+    for entry in _entries(getattr(settings, SETTING, None)).values():
+        if isinstance(entry, dict) and type(entry.get("LOCATION")) is str:
+            entry["LOCATION"] = Location(entry["LOCATION"])
+
+
+def read(setting: object, caches: Mapping[str, object]) -> Configuration:
+    """Read a value of the setting. Pure."""
+    if not isinstance(setting, Mapping) or not setting:
+        expected = 'must be a dictionary of aliases, such as {"default": {"LOCATION": "redis://"}}'
+        return Configuration({}, {"": (Problem("shape", SETTING, expected),)})
+    aliases: dict[str, AliasSettings] = {}
+    problems: dict[str, tuple[Problem, ...]] = {}
+    for alias, entry in setting.items():
+        if not isinstance(alias, str) or not isinstance(entry, Mapping):
+            expected = "must be a dictionary of settings, under a name that is a str"
+            problems[str(alias)] = (Problem("shape", f"{SETTING}[{alias!r}]", expected),)
+            continue
+        reader = _Reader(alias, entry, caches)
+        parsed = reader.read()
+        if reader.problems:
+            problems[alias] = tuple(reader.problems)
+        else:
+            aliases[alias] = parsed
+    return Configuration(aliases, problems)
+
+
+class _Reader:
+    """Reads one alias; keeps what is wrong, and goes on with the default."""
+
+    def __init__(self, alias: str, entry: Mapping[str, Any], caches: Mapping[str, object]) -> None:
+        self._alias = alias
+        self._entry = entry
+        self._caches = caches
+        self.problems: list[Problem] = []
+
+    def read(self) -> AliasSettings:
+        for name in self._entry:
+            if name not in KNOWN:
+                self._unknown(str(name))
+        address, inherited = self._redis()
+        own = self._value("OPTIONS", {}, "a dictionary of client options", _is_options)
+        options = {
+            "db": address.db,
+            "username": address.username,
+            "password": address.password,
+            **inherited,
+            **own,
+        }
+        options["password"] = _hidden(options["password"])
+        return AliasSettings(
+            alias=self._alias,
+            backend=self._value("BACKEND", DEFAULT_BACKEND, "a dotted path to a class", _is_text),
+            address=address,
+            key_prefix=self._value("KEY_PREFIX", DEFAULT_KEY_PREFIX, "a non-empty str", _is_text),
+            ttl_ms=self._value(
+                "TTL_MS", DEFAULT_TTL_MS, "a whole number of milliseconds above 0", _is_positive
+            ),
+            acquisition=self._acquisition(),
+            hash_secret=_hidden(
+                self._value("HASH_SECRET", None, "a non-empty str or bytes, or None", _is_secret)
+            ),
+            fence_floor=self._value(
+                "FENCE_FLOOR", None, "'clock' or None", lambda v: v in (None, "clock")
+            ),
+            telemetry=self._value(
+                "TELEMETRY", False, "True or False", lambda v: isinstance(v, bool)
+            ),
+            cache=self._entry.get("CACHE"),
+            options={name: value for name, value in options.items() if value is not None},
+        )
+
+    def _redis(self) -> tuple[Address, Mapping[str, object]]:
+        nowhere = parse("redis://")
+        cache_alias = self._value("CACHE", None, "the name of a CACHES entry", _is_optional_text)
+        if (cache_alias is None) == ("LOCATION" not in self._entry):
+            self._wrong("LOCATION", "or CACHE must be given, and not both")
+            return nowhere, {}
+        if cache_alias is None:
+            try:
+                return parse(self._entry["LOCATION"]), {}
+            except (ValueError, TypeError, AttributeError):
+                self._wrong(
+                    "LOCATION",
+                    "must be a URL such as redis://[[username]:[password]@]host:6379/0,"
+                    " rediss://... or unix://...; special characters in a password are written"
+                    " with %",
+                )
+                return nowhere, {}
+        if cache_alias not in self._caches:
+            self._wrong("CACHE", "must be the name of a CACHES entry", "cache")
+            return nowhere, {}
+        try:
+            found = redis_of(self._caches[cache_alias])
+        except NotRedisError as error:
+            self._wrong("CACHE", f"names a CACHES entry that cannot be used: {error}", "cache")
+            return nowhere, {}
+        return found.address, found.options
+
+    def _acquisition(self) -> Acquisition:
+        values = self._value("ACQUISITION", {}, "a dictionary", _is_options)
+        try:
+            return Acquisition(**values)
+        except LockError as error:
+            self._wrong("ACQUISITION", f"is not acceptable: {error}")
+        except TypeError:
+            known = ", ".join(Acquisition.__dataclass_fields__)
+            self._wrong("ACQUISITION", f"may hold only {known}")
+        return Acquisition()
+
+    def _value(self, name: str, default: Any, expected: str, is_right: Any) -> Any:
+        value = self._entry.get(name, default)
+        if is_right(value):
+            return value
+        self._wrong(name, f"must be {expected}")
+        return default
+
+    def _wrong(self, name: str, expected: str, kind: ProblemKind = "value") -> None:
+        self.problems.append(Problem(kind, self._where(name), expected))
+
+    def _unknown(self, name: str) -> None:
+        close = difflib.get_close_matches(name.upper(), KNOWN, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"The settings are {', '.join(KNOWN)}."
+        self.problems.append(
+            Problem("unknown", self._where(name), "is not a setting of SyncGuard", hint)
+        )
+
+    def _where(self, name: str) -> str:
+        return f'{SETTING}["{self._alias}"]["{name}"]'
+
+
+def _entries(setting: object) -> Mapping[object, object]:
+    return setting if isinstance(setting, Mapping) else {}
+
+
+def _hidden(value: Any) -> Any:
+    return Secret(value) if isinstance(value, str) else value
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_optional_text(value: object) -> bool:
+    return value is None or _is_text(value)
+
+
+def _is_secret(value: object) -> bool:
+    return value is None or (isinstance(value, str | bytes) and bool(value))
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_options(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)

@@ -1,0 +1,144 @@
+"""``locked``: a lock around a function or a view, plain or ``async def``.
+
+A view is what is called with an ``HttpRequest``. If it cannot get its lock, it answers
+423 Locked with Retry-After; any other function raises ``LockError("AcquisitionTimeout")``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from contextvars import ContextVar
+from typing import Any, Final, ParamSpec, TypeVar, cast
+
+from django.http import HttpRequest, HttpResponse
+
+from syncguard import Acquisition, Held, LockError, LockInfo
+from syncguard_django.aliases import alocks, locks
+from syncguard_django.configuration import DEFAULT_ALIAS, configuration
+from syncguard_django.key_templates import Key, key_of
+from syncguard_django.locking import OnLost, alock, lock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_current: Final[ContextVar[Held | None]] = ContextVar("syncguard_django_current_lock", default=None)
+
+
+def current_lock() -> Held | None:
+    """The lock that ``locked`` holds around the code that asks, or None."""
+    return _current.get()
+
+
+def locked(
+    *,
+    key: Key,
+    ttl_ms: int | None = None,
+    using: str = DEFAULT_ALIAS,
+    acquisition: Acquisition | None = None,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Hold a lock while the function runs. The key is a template over its arguments::
+
+        @locked(key="invoice:{invoice_id}")
+        def settle(request, invoice_id): ...
+
+    or a function that is called with them.
+    """
+    options: dict[str, Any] = {
+        "ttl_ms": ttl_ms,
+        "using": using,
+        "acquisition": acquisition,
+        "auto_extend": auto_extend,
+        "max_hold_ms": max_hold_ms,
+        "holder": holder,
+        "on_lost": on_lost,
+    }
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise LockError(
+                "InvalidArgument", "a generator runs after its call: use lock() inside it instead"
+            )
+        find_key = key_of(key, function)
+        wrap = _locked_async if inspect.iscoroutinefunction(function) else _locked
+        return cast("Callable[P, R]", functools.wraps(function)(wrap(function, find_key, options)))
+
+    return decorate
+
+
+def _locked(
+    function: Callable[..., Any], find_key: Callable[..., str], options: dict[str, Any]
+) -> Callable[..., Any]:
+    def locked(*args: Any, **kwargs: Any) -> Any:
+        key = find_key(*args, **kwargs)
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(lock(key, **options))
+            except LockError as error:
+                if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
+                    raise
+                return _refusal(_ask(key, options["using"]), options)
+            token = _current.set(held)
+            stack.callback(_current.reset, token)
+            return function(*args, **kwargs)
+
+    return locked
+
+
+def _locked_async(
+    function: Callable[..., Any], find_key: Callable[..., str], options: dict[str, Any]
+) -> Callable[..., Any]:
+    async def locked(*args: Any, **kwargs: Any) -> Any:
+        key = find_key(*args, **kwargs)
+        async with AsyncExitStack() as stack:
+            try:
+                held = await stack.enter_async_context(alock(key, **options))
+            except LockError as error:
+                if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
+                    raise
+                return _refusal(await _ask_async(key, options["using"]), options)
+            token = _current.set(held)
+            stack.callback(_current.reset, token)
+            return await function(*args, **kwargs)
+
+    return locked
+
+
+def _is_view_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a request came in: first, or after ``self``."""
+    return any(isinstance(value, HttpRequest) for value in (*args[:2], kwargs.get("request")))
+
+
+def _ask(key: str, using: str) -> LockInfo | None:
+    try:
+        return locks[using].lookup(key=key)
+    except LockError:
+        return None
+
+
+async def _ask_async(key: str, using: str) -> LockInfo | None:
+    try:
+        return await alocks[using].lookup(key=key)
+    except LockError:
+        return None
+
+
+def _refusal(info: LockInfo | None, options: dict[str, Any]) -> HttpResponse:
+    """423, and when the holder's time is over at the latest: a number of seconds within our TTL."""
+    ttl_ms = options["ttl_ms"] or configuration().of(options["using"]).ttl_ms
+    remaining_ms = ttl_ms if info is None else info.expires_at_ms - time.time() * 1000
+    seconds = math.ceil(max(1.0, min(remaining_ms, ttl_ms) / 1000))
+    return HttpResponse(
+        "This resource is locked. Try again later.\n",
+        status=423,
+        content_type="text/plain; charset=utf-8",
+        headers={"Retry-After": str(seconds)},
+    )

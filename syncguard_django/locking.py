@@ -1,0 +1,124 @@
+"""``lock`` and ``alock``: the locks of SyncGuard, with an alias instead of a backend.
+
+They take the defaults of the alias (``TTL_MS``, ``ACQUISITION``) where the caller names none.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Protocol
+
+from syncguard import Acquisition, Held, Lock, LockError, ReleaseErrorContext, aio
+from syncguard import lock as lock_on
+from syncguard.aio import AsyncLock
+from syncguard_django.aliases import alocks, locks
+from syncguard_django.configuration import DEFAULT_ALIAS, configuration
+from syncguard_django.signals import async_sender_of_events, loss_of, sender_of_events
+
+OnLost = Callable[[Held], object] | Callable[[], object]
+OnReleaseError = Callable[[LockError, ReleaseErrorContext], object]
+
+
+class Signal(Protocol):
+    """What can call off the waiting: anything with ``is_set``, such as threading.Event."""
+
+    def is_set(self) -> bool: ...
+
+
+def lock(
+    key: str,
+    ttl_ms: int | None = None,
+    *,
+    using: str = DEFAULT_ALIAS,
+    acquisition: Acquisition | None = None,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+    signal: Signal | None = None,
+) -> Lock:
+    """``syncguard.lock`` on the backend of an alias, for a ``with`` block."""
+    backend = locks[using]
+    settings = configuration().of(using)
+    if settings.telemetry and (auto_extend or on_lost is not None):
+        on_lost = _signalling(on_lost, using, backend.hash)
+    return lock_on(
+        backend,
+        key,
+        settings.ttl_ms if ttl_ms is None else ttl_ms,
+        acquisition=acquisition or settings.acquisition,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        holder=holder,
+        on_lost=on_lost,
+        on_release_error=on_release_error,
+        signal=signal,
+    )
+
+
+def alock(
+    key: str,
+    ttl_ms: int | None = None,
+    *,
+    using: str = DEFAULT_ALIAS,
+    acquisition: Acquisition | None = None,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+    signal: Signal | None = None,
+) -> AsyncLock:
+    """``syncguard.aio.lock`` on the backend of an alias, for ``async with`` in the running loop."""
+    backend = alocks[using]
+    settings = configuration().of(using)
+    if settings.telemetry and (auto_extend or on_lost is not None):
+        on_lost = _signalling_async(on_lost, using, backend.hash)
+    return aio.lock(
+        backend,
+        key,
+        settings.ttl_ms if ttl_ms is None else ttl_ms,
+        acquisition=acquisition or settings.acquisition,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        holder=holder,
+        on_lost=on_lost,
+        on_release_error=on_release_error,
+        signal=signal,
+    )
+
+
+# A heartbeat that cannot reach Redis gives a lock up by its own clock: no operation, so no event.
+# Therefore whoever is watched for a loss also signals it.
+
+
+def _signalling(on_lost: OnLost | None, using: str, hash: Callable[[str], str]) -> OnLost:
+    def lost(held: Held) -> None:
+        sender_of_events(using)(loss_of(hash(held.lock_id)))
+        _told(on_lost, held)
+
+    return lost
+
+
+def _signalling_async(on_lost: OnLost | None, using: str, hash: Callable[[str], str]) -> OnLost:
+    async def lost(held: Held) -> None:
+        sending = async_sender_of_events(using)(loss_of(hash(held.lock_id)))
+        if sending is not None:
+            await sending
+        result = _told(on_lost, held)
+        if inspect.isawaitable(result):
+            await result
+
+    return lost
+
+
+def _told(on_lost: OnLost | None, held: Held) -> object:
+    if on_lost is None:
+        return None
+    try:
+        inspect.signature(on_lost).bind(held)
+    except (TypeError, ValueError):  # takes no argument, like threading.Event().set
+        return on_lost()  # type: ignore[call-arg]
+    return on_lost(held)  # type: ignore[call-arg]

@@ -1,0 +1,201 @@
+"""``manage.py syncguard_status``: the live locks, and the health of the Redis that holds them.
+
+Asks ``inspection``, prints what ``rendering`` made of the answer, and ends with 0, with 1 for
+findings, or with 2 for a Redis that did not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from django.core.management.base import BaseCommand, CommandError
+from django.core.management.color import no_style
+
+from syncguard_django import inspection, rendering
+from syncguard_django.aliases import locks
+from syncguard_django.checks import TAG
+from syncguard_django.inspection import Failure, Health, LiveLock
+
+HEALTHY: Final = 0
+FINDINGS: Final = 1
+UNREACHABLE: Final = 2
+
+_HOME: Final = "\x1b[H"
+_ERASE_BELOW: Final = "\x1b[J"
+_ERASE_LINE: Final = "\x1b[K"
+
+
+class Command(BaseCommand):
+    help = "Shows the live locks, sanitized, or checks the Redis behind them."
+    requires_system_checks = (TAG,)
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
+        what = parser.add_mutually_exclusive_group()
+        what.add_argument("--key", metavar="RAW_KEY", help="look up the lock of this key")
+        what.add_argument("--lock-id", metavar="ID", help="look up the lock with this id")
+        what.add_argument("--count", action="store_true", help="only count the live locks")
+        what.add_argument(
+            "--check", action="store_true", help="report the state of Redis; exit code 0, 1 or 2"
+        )
+        parser.add_argument("--format", choices=("table", "json", "ndjson"), default="table")
+        parser.add_argument("--limit", type=_positive, default=100, help="show at most so many")
+        parser.add_argument(
+            "--watch",
+            nargs="?",
+            type=_seconds,
+            const=2.0,
+            metavar="SECONDS",
+            help="show it again and again, every 2 seconds, until Ctrl-C",
+        )
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        if not self.stdout.isatty():
+            self.style = no_style()
+        self._aliases = _aliases(options["using"])
+        self._options = options
+        show = self._show_check if options["check"] else self._show_locks
+        if options["count"]:
+            show = self._show_counts
+        try:
+            code = self._watch(show, options["watch"]) if options["watch"] else self._once(show)
+        except BrokenPipeError:  # "| head" has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return
+        if code:
+            sys.exit(code)
+
+    # -- once, or again and again -------------------------------------------------------------
+
+    def _once(self, show: Callable[[], tuple[list[str], list[Failure], int]]) -> int:
+        lines, failures, code = show()
+        if any(lines):
+            self.stdout.write("\n".join(lines))
+        for failure in failures:
+            self.stderr.write(str(failure))
+        return UNREACHABLE if failures else code
+
+    def _watch(
+        self, show: Callable[[], tuple[list[str], list[Failure], int]], seconds: float
+    ) -> int:
+        try:
+            while True:
+                lines, failures, _ = show()
+                self._draw([*lines, *(self.style.ERROR(str(failure)) for failure in failures)])
+                time.sleep(seconds)
+        except KeyboardInterrupt:
+            return HEALTHY
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        if self.stdout.isatty():
+            body = "".join(f"{line}{_ERASE_LINE}\n" for line in "\n".join(lines).splitlines())
+            self.stdout.write(_HOME + body + _ERASE_BELOW, ending="")
+        else:
+            self.stdout.write("\n".join(lines))
+        self.stdout.flush()
+
+    # -- what to show: lines for stdout, failures for stderr, the exit code -------------------
+
+    def _show_locks(self) -> tuple[list[str], list[Failure], int]:
+        found, total, failures = self._found()
+        if self._options["format"] != "table":
+            return [self._json(map(rendering.lock_as_json, found))], failures, HEALTHY
+        lines: list[str] = []
+        if found:
+            lines = rendering.table(found, with_alias=len(self._aliases) > 1)
+            lines[0] = self.style.MIGRATE_HEADING(lines[0])
+        elif len(failures) < len(self._aliases):
+            lines = ["Not locked." if self._looks_up else "No live locks."]
+        if total > len(found) and found:
+            lines.append(f"{len(found):,} of {total:,} live locks, soonest to expire first.")
+        return lines, failures, HEALTHY
+
+    def _show_counts(self) -> tuple[list[str], list[Failure], int]:
+        answers = [
+            (using, inspection.attempt(using, partial(inspection.count, using)))
+            for using in self._aliases
+        ]
+        counts = [(using, found) for using, found in answers if not isinstance(found, Failure)]
+        failures = [found for _, found in answers if isinstance(found, Failure)]
+        if self._options["format"] != "table":
+            items = [{"alias": using, "liveLocks": count} for using, count in counts]
+            return [self._json(items)], failures, HEALTHY
+        if len(self._aliases) == 1:
+            return [str(count) for _, count in counts], failures, HEALTHY
+        return [f"{using}: {count}" for using, count in counts], failures, HEALTHY
+
+    def _show_check(self) -> tuple[list[str], list[Failure], int]:
+        answers = [
+            inspection.attempt(using, partial(inspection.health, using)) for using in self._aliases
+        ]
+        reports = [answer for answer in answers if isinstance(answer, Health)]
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        code = FINDINGS if any(report.server.findings for report in reports) else HEALTHY
+        if self._options["format"] != "table":
+            items = [
+                *map(rendering.health_as_json, reports),
+                *map(rendering.failure_as_json, failures),
+            ]
+            return [self._json(items)], failures, code
+        return [line for report in reports for line in self._report(report)], failures, code
+
+    def _report(self, health: Health) -> list[str]:
+        findings = health.server.findings
+        verdict = self.style.WARNING("warnings") if findings else self.style.SUCCESS("healthy")
+        return [
+            f"{health.using}: {verdict}",
+            *rendering.health_lines(health),
+            *(self.style.WARNING(f"  warning: {finding}") for finding in findings),
+        ]
+
+    # -- questions ----------------------------------------------------------------------------
+
+    @property
+    def _looks_up(self) -> bool:
+        return self._options["key"] is not None or self._options["lock_id"] is not None
+
+    def _found(self) -> tuple[list[LiveLock], int, list[Failure]]:
+        if not self._looks_up:
+            listing = inspection.page(self._aliases, self._options["limit"])
+            return listing.locks, listing.total, list(listing.failures)
+        key, lock_id = self._options["key"], self._options["lock_id"]
+        answers = [
+            inspection.attempt(using, partial(inspection.lookup, using, key=key, lock_id=lock_id))
+            for using in self._aliases
+        ]
+        found = [answer for answer in answers if isinstance(answer, LiveLock)]
+        return found, len(found), [answer for answer in answers if isinstance(answer, Failure)]
+
+    def _json(self, items: Any) -> str:
+        return rendering.as_json(items, lines=self._options["format"] == "ndjson")
+
+
+def _aliases(using: str | None) -> tuple[str, ...]:
+    known = tuple(locks)
+    if using is None:
+        return known
+    if using not in known:
+        raise CommandError(f"SYNCGUARD has no such alias; it has {', '.join(known)}")
+    return (using,)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError("must be a whole number above 0")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 86_400:
+        raise ArgumentTypeError("must be a number of seconds, at least 0.1")
+    return value

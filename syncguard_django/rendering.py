@@ -1,0 +1,113 @@
+"""What ``syncguard_status`` prints: aligned text for people, JSON for programs. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from syncguard_django.durations import for_people
+from syncguard_django.inspection import Failure, Health, LiveLock
+
+HEADINGS: Final = ("KEY HASH", "HOLDER", "FENCE", "ACQUIRED", "EXPIRES IN", "LOCK-ID HASH")
+
+
+def table(locks: Sequence[LiveLock], *, with_alias: bool) -> list[str]:
+    """Aligned lines: the headings, then a line for each lock."""
+    rows = [
+        (
+            lock.info.key_hash,
+            printable(lock.info.holder or "-"),
+            lock.info.fence,
+            f"{for_people(lock.held_ms)} ago",
+            for_people(lock.remaining_ms),
+            lock.info.lock_id_hash,
+        )
+        for lock in locks
+    ]
+    lines: list[tuple[str, ...]] = [HEADINGS, *rows]
+    if with_alias:
+        names = ["ALIAS", *(printable(lock.using) for lock in locks)]
+        lines = [(name, *line) for name, line in zip(names, lines, strict=True)]
+    return _aligned(lines)
+
+
+def lock_as_json(lock: LiveLock) -> dict[str, object]:
+    """A lock with the specification's names; all times in milliseconds."""
+    info = lock.info
+    return {
+        "alias": lock.using,
+        "keyHash": info.key_hash,
+        "lockIdHash": info.lock_id_hash,
+        "holder": info.holder,
+        "fence": info.fence,
+        "acquiredAtMs": info.acquired_at_ms,
+        "expiresAtMs": info.expires_at_ms,
+        "heldMs": lock.held_ms,
+        "expiresInMs": lock.remaining_ms,
+    }
+
+
+def failure_as_json(failure: Failure) -> dict[str, object]:
+    return {
+        "alias": failure.using,
+        "error": {"code": failure.code, "message": failure.message},
+    }
+
+
+def health_as_json(health: Health) -> dict[str, object]:
+    server = health.server
+    return {
+        "alias": health.using,
+        "healthy": not server.findings,
+        "server": server.server,
+        "version": server.version,
+        "role": server.role,
+        "roundTripMs": round(server.round_trip_ms, 3),
+        "clockOffsetMs": round(server.clock_offset_ms, 3),
+        "aof": server.aof,
+        "rdb": server.rdb,
+        "maxmemoryPolicy": server.maxmemory_policy,
+        "liveLocks": health.live_locks,
+        "fenceCounters": health.fence_counters,
+        "findings": list(server.findings),
+    }
+
+
+def health_lines(health: Health) -> list[str]:
+    """The state of a server for people, without its findings."""
+    server = health.server
+    facts = [
+        ("server", f"{server.server.capitalize()} {printable(server.version)}, {server.role}"),
+        ("round trip", f"{server.round_trip_ms:.1f} ms"),
+        ("clock offset", f"{server.clock_offset_ms:+.1f} ms"),
+        ("persistence", f"AOF {_switch(server.aof)}, RDB {_switch(server.rdb)}"),
+        ("maxmemory-policy", printable(server.maxmemory_policy or "unknown")),
+        ("live locks", f"{health.live_locks:,}"),
+        ("fence counters", f"{health.fence_counters:,}"),
+    ]
+    return [f"  {line}" for line in _aligned(facts)]
+
+
+def as_json(items: Iterable[dict[str, Any]], *, lines: bool) -> str:
+    """One JSON array, or one object a line."""
+    if lines:
+        return "\n".join(json.dumps(item) for item in items)
+    return json.dumps(list(items), indent=2)
+
+
+def printable(text: str) -> str:
+    """Text that cannot move a terminal's cursor: a holder may be written by any client."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _switch(value: bool | None) -> str:
+    return {True: "on", False: "off", None: "unknown"}[value]

@@ -1,0 +1,82 @@
+"""Django signals for what happens to locks. Sent only for aliases with ``TELEMETRY: True``.
+
+Receivers get ``using`` (the alias) and ``event`` (a ``syncguard.LockEvent``, with hashes instead of
+the key and the lock id); the sender is ``LockEvent``. Signals are sent robustly: a receiver that
+fails is logged by Django and harms no lock. In asyncio they are sent in the background, so that a
+slow receiver does not hold up the loop.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from django.dispatch import Signal
+
+from syncguard import LockEvent
+
+lock_acquired: Final = Signal()
+lock_contended: Final = Signal()
+lock_released: Final = Signal()
+lock_extended: Final = Signal()
+lock_lost: Final = Signal()
+
+_ON_SUCCESS: Final = {
+    "acquire": lock_acquired,
+    "release": lock_released,
+    "extend": lock_extended,
+}
+
+_REMEMBERED: Final = 1024
+_told_of_loss: Final[deque[str]] = deque(maxlen=_REMEMBERED)
+_guard: Final = threading.Lock()
+
+
+def signal_of(event: LockEvent) -> Signal | None:
+    """Which signal an event is; None for questions, and for faults, which say nothing of a lock."""
+    if event.result == "ok":
+        return _ON_SUCCESS.get(event.type)
+    if event.type == "acquire":
+        return lock_contended if event.reason == "locked" else None
+    if event.type in ("extend", "release") and event.reason and _is_news(event.lock_id_hash):
+        return lock_lost
+    return None
+
+
+def sender_of_events(using: str) -> Callable[[LockEvent], None]:
+    """The telemetry callback of a blocking backend."""
+
+    def send(event: LockEvent) -> None:
+        signal = signal_of(event)
+        if signal is not None:
+            signal.send_robust(LockEvent, using=using, event=event)
+
+    return send
+
+
+def async_sender_of_events(using: str) -> Callable[[LockEvent], Coroutine[Any, Any, object] | None]:
+    """The telemetry callback of an asyncio backend: what it returns runs in the background."""
+
+    def send(event: LockEvent) -> Coroutine[Any, Any, object] | None:
+        signal = signal_of(event)
+        return None if signal is None else signal.asend_robust(LockEvent, using=using, event=event)
+
+    return send
+
+
+def loss_of(lock_id_hash: str) -> LockEvent:
+    """The event of a lock that its holder gave up, perhaps without an answer from the server."""
+    return LockEvent("extend", "fail", lock_id_hash=lock_id_hash, reason="expired")
+
+
+def _is_news(lock_id_hash: str | None) -> bool:
+    # A loss is noticed by the heartbeat, by the holder's clock and by the release: tell once.
+    if lock_id_hash is None:
+        return False
+    with _guard:
+        if lock_id_hash in _told_of_loss:
+            return False
+        _told_of_loss.append(lock_id_hash)
+        return True

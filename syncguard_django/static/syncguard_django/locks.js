@@ -1,0 +1,133 @@
+/* The page of live locks: durations that run, and a list that refreshes itself.
+ *
+ * External, and touches no inline style or script: a strict Content-Security-Policy holds. Without
+ * it the page works, and stands still.
+ */
+"use strict";
+{
+  const REFRESH_MS = 5000;
+  const TICK_MS = 250;
+  const SOON_MS = 5000;
+  const PAUSED = "syncguard-paused";
+
+  // Says what durations.py says.
+  const forPeople = (ms) => {
+    const seconds = Math.floor(Math.max(0, ms) / 1000);
+    const [minutes, hours, days] = [60, 3600, 86400].map((unit) => Math.floor(seconds / unit));
+    if (seconds < 1) return "under 1 s";
+    if (!minutes) return `${seconds} s`;
+    if (!hours) return `${minutes} min ${seconds % 60} s`;
+    if (!days) return `${hours} h ${minutes % 60} min`;
+    return `${days} d ${hours % 24} h`;
+  };
+
+  let clocks = [];
+
+  const readClocks = () => {
+    const now = performance.now();
+    clocks = [...document.querySelectorAll(".syncguard-duration")].map((element) => {
+      const { syncguardRemainingMs: left, syncguardHeldMs: held } = element.dataset;
+      return left === undefined
+        ? { element, since: now - Number(held) }
+        : { element, until: now + Number(left), row: element.closest("#result_list tr") };
+    });
+  };
+
+  const tick = () => {
+    const now = performance.now();
+    for (const { element, since, until, row } of clocks) {
+      if (until === undefined) {
+        if (!element.closest("tr.expired")) element.textContent = forPeople(now - since);
+        continue;
+      }
+      const left = until - now;
+      element.textContent = left > 0 ? forPeople(left) : "expired";
+      element.classList.toggle("soon", left <= SOON_MS);
+      row?.classList.toggle("expired", left <= 0);
+    }
+  };
+
+  const startRefreshing = (tools) => {
+    const status = document.getElementById("syncguard-status");
+    const updated = tools.querySelector(".syncguard-updated");
+    const button = document.getElementById("syncguard-pause");
+    const words = status.dataset;
+    let paused = sessionStorage.getItem(PAUSED) === "yes";
+    let signedOut = false;
+
+    // Only what is new is announced: a screen reader is not to be interrupted every five seconds.
+    const announce = (text) => {
+      if (status.textContent !== text) status.textContent = text;
+    };
+
+    const show = (text, spoken = text) => {
+      updated.textContent = text;
+      announce(spoken);
+    };
+
+    const showUpdated = () => {
+      const total = document.getElementById("syncguard-live").dataset.total;
+      const spoken = total === "1" ? words.one : words.many.replace("{n}", total);
+      show(words.updated.replace("{time}", new Date().toLocaleTimeString()), spoken);
+    };
+
+    // Whoever is in the middle of the list, with the keyboard or a selection, is left in peace.
+    const isInUse = (list) => {
+      const selection = document.getSelection();
+      const selected = selection && !selection.isCollapsed && list.contains(selection.anchorNode);
+      return selected || list.contains(document.activeElement);
+    };
+
+    const refresh = async () => {
+      const list = document.getElementById("changelist-form");
+      if (paused || signedOut || document.hidden || isInUse(list)) return;
+      const response = await fetch(location.href, { credentials: "same-origin" });
+      if (response.redirected || response.status === 403) {
+        signedOut = true;
+        show(words.signedOut);
+        return;
+      }
+      if (!response.ok) throw new Error(String(response.status));
+      const page = new DOMParser().parseFromString(await response.text(), "text/html");
+      const fresh = page.getElementById("changelist-form");
+      if (paused || isInUse(list)) return;
+      list.replaceChildren(...fresh.childNodes);
+      readClocks();
+      tick();
+      showUpdated();
+    };
+
+    const refreshForEver = async () => {
+      try {
+        await refresh();
+      } catch {
+        show(words.failed);
+      }
+      setTimeout(refreshForEver, REFRESH_MS);
+    };
+
+    const showPaused = () => {
+      button.textContent = paused ? button.dataset.resume : button.dataset.pause;
+      button.setAttribute("aria-pressed", String(paused));
+      if (paused) show(words.paused);
+      else showUpdated();
+    };
+
+    button.addEventListener("click", () => {
+      paused = !paused;
+      sessionStorage.setItem(PAUSED, paused ? "yes" : "no");
+      showPaused();
+    });
+    tools.hidden = false;
+    showPaused();
+    setTimeout(refreshForEver, REFRESH_MS);
+  };
+
+  document.addEventListener("DOMContentLoaded", () => {
+    readClocks();
+    tick();
+    setInterval(tick, TICK_MS);
+    const tools = document.querySelector(".syncguard-refresh");
+    if (tools) startRefreshing(tools);
+  });
+}

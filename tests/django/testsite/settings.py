@@ -1,0 +1,50 @@
+"""Settings of the test site. Its Redis is set by the fixtures; none is named here."""
+
+from __future__ import annotations
+
+SECRET_KEY = "only-for-tests"
+ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
+ROOT_URLCONF = "testsite.urls"
+USE_TZ = True
+STATIC_URL = "static/"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+
+# Nobody listens there: a test that wants a Redis asks for a fixture.
+SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "testsite"}}
+
+INSTALLED_APPS = [
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.messages",
+    "django.contrib.sessions",
+    "django.contrib.staticfiles",
+    "syncguard_django",
+    "testsite",
+]
+
+MIDDLEWARE = [
+    "testsite.middleware.strict_content_security_policy",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+]
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]

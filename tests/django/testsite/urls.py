@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import path
+
+from testsite import views
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("settle/<int:invoice_id>/", views.settle),
+    path("asettle/<int:invoice_id>/", views.asettle),
+    path("class/<int:invoice_id>/", views.Settle.as_view()),
+    path("broken/", views.broken),
+]
