@@ -1,0 +1,152 @@
+"""Scripts in the server: sent by their name, and brought back when the server forgot them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import redis
+
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.testing import BlockingFacade, LoopThread, RedisServer
+
+
+def calls(server, before, name):
+    return server.commands_processed().get(name, 0) - before.get(name, 0)
+
+
+def use(backend):
+    """Every operation once."""
+    lock = backend.acquire("k", 60_000)
+    assert backend.is_locked("k")
+    assert backend.lookup(key="k") == backend.lookup(lock_id=lock.lock_id)
+    assert backend.extend(lock.lock_id, 60_000).ok
+    adopted = backend.adopt(lock.lock_id, 60_000)
+    assert len(backend.live_locks()) == backend.count_live_locks() == 1
+    assert backend.release(adopted.lock_id).ok
+
+
+def test_a_script_that_the_server_knows_is_called_by_its_name(syncguard_redis, backend):
+    use(backend)
+    before = syncguard_redis.commands_processed()
+    use(backend)
+    assert calls(syncguard_redis, before, "eval") == 0
+    assert calls(syncguard_redis, before, "evalsha") > 0
+
+
+def test_one_operation_is_one_round_trip(syncguard_redis, backend):
+    use(backend)
+    before = syncguard_redis.commands_processed()
+    lock = backend.acquire("k", 60_000)
+    backend.release(lock.lock_id)
+    assert calls(syncguard_redis, before, "evalsha") == 2
+
+
+def test_scripts_are_brought_back_after_a_script_flush(client, backend):
+    use(backend)
+    client.script_flush()
+    use(backend)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda b, _lock: b.acquire("other", 60_000).ok,
+        lambda b, lock: b.release(lock.lock_id).ok,
+        lambda b, lock: b.extend(lock.lock_id, 60_000).ok,
+        lambda b, lock: b.adopt(lock.lock_id, 60_000).ok,
+        lambda b, _lock: b.is_locked("k"),
+        lambda b, _lock: b.lookup(key="k") is not None,
+        lambda b, lock: b.lookup(lock_id=lock.lock_id) is not None,
+        lambda b, _lock: len(b.live_locks()) == 1,
+        lambda b, _lock: b.count_live_locks() == 1,
+    ],
+)
+def test_every_operation_survives_a_script_flush(client, backend, operation):
+    lock = backend.acquire("k", 60_000)
+    client.script_flush()
+    assert operation(backend, lock)
+
+
+def test_locks_and_scripts_survive_a_restart_with_aof(backend_on):
+    with RedisServer(aof=True) as server:
+        backend = backend_on(server)
+        lock = backend.acquire("k", 60_000)
+        server.restart()
+        assert backend.is_locked("k")
+        assert backend.extend(lock.lock_id, 60_000).ok
+        assert backend.release(lock.lock_id).ok
+
+
+def test_a_restart_costs_a_client_without_retries_no_error(syncguard_redis, backend):
+    use(backend)
+    syncguard_redis.restart()
+    use(backend)
+
+
+# -- mocks ----------------------------------------------------------------------------------------
+
+
+class OnlyEval:
+    """What users' tests often have for Redis: one method."""
+
+    def __init__(self, client):
+        self.eval = client.eval
+
+
+class OnlyAsyncEval:
+    """The same for asyncio."""
+
+    def __init__(self, client):
+        self._client = client
+
+    async def eval(self, *arguments):
+        return await asyncio.to_thread(self._client.eval, *arguments)
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_a_mock_that_has_only_eval_is_enough(syncguard_redis, kind):
+    before = syncguard_redis.commands_processed()
+    with syncguard_redis.client() as client:
+        if kind == "blocking":
+            use(RedisBackend(OnlyEval(client)))
+        else:
+            with LoopThread() as loop:
+                use(BlockingFacade(AsyncRedisBackend(OnlyAsyncEval(client)), loop))
+    assert calls(syncguard_redis, before, "evalsha") == 0
+    assert calls(syncguard_redis, before, "eval") > 0
+
+
+class Forgetful(OnlyEval):
+    """A client of commands, such as a cluster's, on a server that knows no script."""
+
+    def __init__(self, client):
+        super().__init__(client)
+        self.asked = 0
+
+    def evalsha(self, *_arguments):
+        self.asked += 1
+        raise redis.exceptions.NoScriptError("NOSCRIPT No matching script.")
+
+
+def test_a_client_of_commands_falls_back_to_the_text_of_a_script(syncguard_redis):
+    with syncguard_redis.client() as client:
+        forgetful = Forgetful(client)
+        use(RedisBackend(forgetful))
+    assert forgetful.asked > 0
+
+
+@pytest.mark.parametrize("decode_responses", [False, True])
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_clients_of_every_setting_give_the_same_answers(make_backend, decode_responses, protocol):
+    use(make_backend(client={"decode_responses": decode_responses, "protocol": protocol}))
+
+
+def test_the_wrong_kind_of_client_is_refused(syncguard_redis):
+    from syncguard import LockError
+
+    with syncguard_redis.client() as client, pytest.raises(LockError, match="asyncio") as caught:
+        AsyncRedisBackend(client)
+    assert caught.value.code == "InvalidArgument"
+    with pytest.raises(LockError, match="AsyncRedisBackend"):
+        RedisBackend(redis.asyncio.Redis())
