@@ -1,0 +1,126 @@
+"""Waiting for a lock in asyncio: woken by its release and its expiry, never longer than promised.
+
+The complaints about other libraries, each one a test: a waiter that sleeps through the holder's
+expiry, one that blocks for ever, one that a short socket time-out breaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+
+import pytest
+
+from syncguard import Acquisition, LockError, aio
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+
+MINUTES_MS = 10 * 60_000
+PATIENT = Acquisition(retry_delay_ms=MINUTES_MS, jitter="none", timeout_ms=MINUTES_MS)
+"""Between two attempts of its own lie minutes: what comes sooner was woken."""
+
+
+@pytest.fixture
+def take(syncguard_redis):
+    """Takes the lock and lets it go; gives its fence."""
+
+    async def run(key, client, options):
+        async with (
+            AsyncRedisBackend.from_url(syncguard_redis.url, **client) as backend,
+            aio.lock(backend, key, **options) as held,
+        ):
+            return held.fence
+
+    return lambda key, *, client=None, **options: asyncio.run(run(key, client or {}, options))
+
+
+@pytest.fixture
+def holder(syncguard_redis):
+    with syncguard_redis.client() as client:
+        yield RedisBackend(client)
+
+
+def in_background(function):
+    """The function's outcome, when asked for."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result():
+        thread.join(60)
+        assert outcome, "the waiter still waits"
+        return outcome[0]
+
+    return result
+
+
+def until_somebody_waits(client, key):
+    deadline = time.monotonic() + 30
+    while not client.exists(f"syncguard:id::waiting:syncguard:{key}"):
+        assert time.monotonic() < deadline, "nobody waits"
+        time.sleep(0.002)
+
+
+def test_a_waiter_is_woken_by_the_release(client, holder, take):
+    held = holder.acquire("k", MINUTES_MS)
+    waiter = in_background(lambda: take("k", acquisition=PATIENT))
+    until_somebody_waits(client, "k")
+    held.release()
+    assert waiter() > held.fence
+
+
+def test_every_one_of_several_waiters_gets_its_turn(client, holder, take):
+    held = holder.acquire("k", MINUTES_MS)
+    waiters = [in_background(lambda: take("k", acquisition=PATIENT)) for _ in range(4)]
+    until_somebody_waits(client, "k")
+    held.release()
+    assert len({waiter() for waiter in waiters}) == 4
+
+
+def test_a_waiter_is_there_when_the_holder_expires(holder, take):
+    holder.acquire("k", 400)
+    assert take("k", acquisition=PATIENT) == "000000000000002"
+
+
+def test_a_socket_timeout_shorter_than_the_wait_breaks_nothing(holder, take):
+    holder.acquire("k", 900)
+    assert take("k", acquisition=PATIENT, client={"socket_timeout": 0.3}) == "000000000000002"
+
+
+def test_a_holder_that_never_expires_and_never_pushes_is_waited_for_with_plain_backoff(
+    client, take
+):
+    """Planted, as if by a client in another language that forgot the TTL."""
+    record = {"lockId": "T" * 22, "expiresAtMs": 10**14, "acquiredAtMs": 0, "key": "k"}
+    client.set("syncguard:k", json.dumps(record | {"fence": "000000000000001"}))
+    policy = Acquisition(retry_delay_ms=5, max_retries=3)
+    with pytest.raises(LockError, match="after 3 retries") as caught:
+        take("k", acquisition=policy)
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_waiting_ends_with_its_time(holder, take):
+    holder.acquire("k", MINUTES_MS)
+    policy = Acquisition(retry_delay_ms=MINUTES_MS, timeout_ms=150)
+    with pytest.raises(LockError, match="within 150 ms") as caught:
+        take("k", acquisition=policy)
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_an_abort_ends_the_waiting(client, holder, take):
+    holder.acquire("k", MINUTES_MS)
+    signal = threading.Event()
+    waiter = in_background(lambda: take("k", acquisition=PATIENT, signal=signal))
+    until_somebody_waits(client, "k")
+    signal.set()
+    error = waiter()
+    assert isinstance(error, LockError)
+    assert error.code == "Aborted"
