@@ -123,8 +123,11 @@ class Calls:
             args = (*args, wait_ms + WAITING_SLACK_MS)
 
         def read(reply: Reply) -> Granted | Refusal:
-            if type(reply) is list and len(reply) == 3 and type(reply[2]) is int:
-                return Granted(lock_id, self._fence(reply[1], names.key), reply[2], names.key)
+            # By hand: a match statement here would cost as much as the packing.
+            if type(reply) is list and len(reply) == 3:
+                granted, fence, expires_at_ms = reply
+                if granted == 1 and type(expires_at_ms) is int:
+                    return Granted(lock_id, self._fence(fence, names.key), expires_at_ms, names.key)
             return _read_refusal(reply)
 
         return Call(scripts.ACQUIRE, keys, args, read, names.key, lock_id)

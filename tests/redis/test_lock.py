@@ -1,0 +1,307 @@
+"""``lock()`` and ``hold()`` on a real Redis, blocking: what a user of them can rely on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+import syncguard
+from syncguard import (
+    Acquired,
+    Acquisition,
+    Contended,
+    ExtendResult,
+    Lock,
+    LockError,
+    LockLost,
+    ReleaseResult,
+    hold,
+    lock,
+)
+from syncguard.disposal import Disposal
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
+from syncguard.types import ReleaseErrorContext
+
+ONCE = Acquisition(max_retries=0, timeout_ms=0)
+
+
+@pytest.fixture
+def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
+    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+        yield backend
+
+
+def test_the_lock_is_held_in_the_block_and_free_after_it(backend: RedisBackend) -> None:
+    with lock(backend, "k") as held:
+        assert backend.is_locked("k")
+        info = backend.lookup(lock_id=held.lock_id)
+        assert info is not None
+        assert info.fence == held.fence
+        assert info.expires_at_ms == held.expires_at_ms
+        held.ensure_held()
+    assert not backend.is_locked("k")
+
+
+def test_the_lock_is_released_when_the_body_raises(backend: RedisBackend) -> None:
+    with pytest.raises(ZeroDivisionError), lock(backend, "k"):
+        raise ZeroDivisionError
+    assert not backend.is_locked("k")
+
+
+def test_a_held_lock_is_refused_to_others(backend: RedisBackend) -> None:
+    with lock(backend, "k"), pytest.raises(LockError) as caught:
+        lock(backend, "k", acquisition=ONCE).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_a_backend_has_lock_as_a_method_too(backend: RedisBackend) -> None:
+    with backend.lock("k", ttl_ms=5_000, holder="me"):
+        info = backend.lookup(key="k")
+        assert info is not None
+        assert info.holder == "me"
+
+
+def test_a_lock_decorates_functions(backend: RedisBackend) -> None:
+    @lock(backend, "k")
+    def work(number: int, *, plus: int) -> int:
+        """Its name and text stay."""
+        assert backend.is_locked("k")
+        return number + plus
+
+    assert work(1, plus=2) == 3
+    assert work(3, plus=4) == 7, "a decorated function can be called again"
+    assert not backend.is_locked("k")
+    assert (work.__name__, work.__doc__) == ("work", "Its name and text stay.")
+
+
+def test_a_decorated_function_may_run_in_many_threads(backend: RedisBackend) -> None:
+    inside: list[int] = []
+
+    @lock(backend, "k", acquisition=Acquisition(timeout_ms=60_000))
+    def work() -> None:
+        inside.append(1)
+        assert len(inside) == 1, "two threads are under one lock"
+        inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not inside
+
+
+def test_what_would_run_after_the_release_cannot_be_decorated(backend: RedisBackend) -> None:
+    def generator() -> Iterator[int]:
+        yield 1
+
+    async def coroutine() -> None: ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(LockError) as caught:
+            lock(backend, "k")(function)
+        assert caught.value.code == "InvalidArgument"
+
+
+def test_one_lock_object_serves_one_block_at_a_time(backend: RedisBackend) -> None:
+    mine = lock(backend, "k")
+    with mine, pytest.raises(LockError, match="in use"):
+        mine.__enter__()
+    with mine:
+        assert backend.is_locked("k"), "after its block it can be used again"
+
+
+def test_a_lock_prints_neither_key_nor_id(backend: RedisBackend) -> None:
+    mine = lock(backend, "secret-key")
+    with mine as held:
+        for shown in (repr(mine), repr(held)):
+            assert "secret-key" not in shown
+            assert held.lock_id not in shown
+
+
+def test_a_lock_that_somebody_took_away_is_reported_on_leaving(backend: RedisBackend) -> None:
+    with pytest.raises(LockLost) as caught:
+        with lock(backend, "k") as held:
+            backend.release(held.lock_id)
+    assert caught.value.code == "LockLost"
+    assert held.lost
+
+
+# -- keeping and handing over -----------------------------------------------------------------
+
+
+def test_a_kept_lock_stays_after_its_block(backend: RedisBackend) -> None:
+    with lock(backend, "k", ttl_ms=20_000) as held:
+        held.keep()
+    assert backend.is_locked("k")
+    assert backend.release(held.lock_id).ok
+
+
+def test_a_kept_lock_can_get_another_ttl(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    with lock(backend, "k", ttl_ms=50_000) as held:
+        held.keep(ttl_ms=5_000)
+    assert 0 < syncguard_redis.client().pttl("syncguard:k") <= 5_000
+
+
+def test_a_kept_lock_that_was_lost_meanwhile_is_reported(backend: RedisBackend) -> None:
+    with pytest.raises(LockLost):
+        with lock(backend, "k") as held:
+            backend.release(held.lock_id)
+            held.keep(ttl_ms=5_000)
+
+
+def test_a_lock_cannot_be_kept_for_nonsense(backend: RedisBackend) -> None:
+    with lock(backend, "k") as held, pytest.raises(LockError):
+        held.keep(ttl_ms=0)
+
+
+def test_an_adopted_lock_is_held_extended_and_released(backend: RedisBackend) -> None:
+    first = backend.acquire("k", ttl_ms=60_000)
+    assert first.ok
+    adopted = backend.adopt(first.lock_id, ttl_ms=300)
+    assert adopted.ok
+    with hold(backend, adopted, auto_extend=True) as held:
+        assert held.fence == first.fence
+        before = held.expires_at_ms
+        while held.expires_at_ms == before:
+            held.ensure_held()
+    assert not backend.is_locked("k")
+
+
+# -- when the release fails -------------------------------------------------------------------
+
+
+def test_a_failed_release_reaches_the_callback_and_not_the_caller() -> None:
+    told: list[tuple[LockError, ReleaseErrorContext]] = []
+    with RedisServer() as server:
+        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+        with lock(backend, "k", on_release_error=lambda e, c: told.append((e, c))) as held:
+            server.kill()
+    ((error, context),) = told
+    assert error.code == "ServiceUnavailable"
+    assert (context.key, context.lock_id, context.source) == ("k", held.lock_id, "lock")
+
+
+def test_the_default_callback_logs_without_key_and_lock_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with RedisServer() as server:
+        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+        with caplog.at_level(logging.ERROR, "syncguard"):
+            with lock(backend, "secret-key") as held:
+                server.kill()
+    assert "ServiceUnavailable" in caplog.text
+    assert "secret-key" not in caplog.text
+    assert held.lock_id not in caplog.text
+
+
+def test_dispose_timeout_ms_bounds_the_leaving(syncguard_redis: RedisServer) -> None:
+    told: list[LockError] = []
+    backend = RedisBackend(
+        redis.Redis(port=syncguard_redis.port),
+        dispose_timeout_ms=100,
+        on_release_error=lambda error, _context: told.append(error),
+    )
+    with backend.acquire("k", ttl_ms=60_000):
+        syncguard_redis.pause()
+    # We are out of the block while Redis still hangs.
+    assert [error.code for error in told] == ["NetworkTimeout"]
+    syncguard_redis.resume()
+    # The release goes on in the background, and frees the lock long before its TTL.
+    while backend.is_locked("k"):
+        pass
+    backend.close()
+
+
+# -- backends that offer the plain contract only ----------------------------------------------
+
+
+class Plain:
+    """A third party's backend: the contract, and nothing for waiting or heartbeats."""
+
+    def __init__(self, backend: RedisBackend) -> None:
+        self._backend = backend
+        self.acquires = 0
+        self.extends = 0
+
+    capabilities = property(lambda self: self._backend.capabilities)
+    disposal = property(lambda _self: Disposal())
+
+    def acquire(self, *args: object, **kwargs: object) -> Acquired | Contended:
+        self.acquires += 1
+        return self._backend.acquire(*args, **kwargs)  # type: ignore[arg-type]
+
+    def release(self, lock_id: str, **_kwargs: object) -> ReleaseResult:
+        return self._backend.release(lock_id)
+
+    def extend(self, lock_id: str, ttl_ms: int, **_kwargs: object) -> ExtendResult:
+        self.extends += 1
+        if self.extends == 1:
+            raise OSError("a fault of the first call")
+        return self._backend.extend(lock_id, ttl_ms)
+
+
+def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> None:
+    plain = Plain(backend)
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    threading.Timer(0.2, holder.release).start()
+    policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
+    with lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
+        assert plain.acquires > 1
+
+
+def test_a_plain_backends_lock_is_extended_by_calling_it(backend: RedisBackend) -> None:
+    plain = Plain(backend)
+    with lock(plain, "k", ttl_ms=600, auto_extend=True) as held:  # type: ignore[arg-type]
+        before = held.expires_at_ms
+        while held.expires_at_ms == before:
+            held.ensure_held()
+    assert plain.extends >= 2, "the fault of the first call did not end the heartbeat"
+
+
+def test_a_plain_backends_wait_ends_with_its_signal(backend: RedisBackend) -> None:
+    signal = threading.Event()
+    threading.Timer(0.1, signal.set).start()
+    slow = Acquisition(retry_delay_ms=50_000, timeout_ms=60_000)
+    with lock(backend, "k"), pytest.raises(LockError) as caught:
+        lock(Plain(backend), "k", acquisition=slow, signal=signal).__enter__()  # type: ignore[arg-type]
+    assert caught.value.code == "Aborted"
+
+
+def test_a_heartbeat_that_cannot_start_leaves_no_lock(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_args: object, **_kwargs: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(syncguard.heartbeat, "watch", no_thread)
+    with pytest.raises(RuntimeError, match="new thread"):
+        lock(backend, "k", auto_extend=True).__enter__()
+    assert not backend.is_locked("k")
+
+
+def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
+    syncguard_redis: RedisServer,
+) -> None:
+    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+        backend.is_locked("warm")
+        syncguard_redis.pause()
+        threading.Timer(0.3, syncguard_redis.resume).start()
+        with lock(backend, "k", ttl_ms=100) as held:
+            # Granted at the second attempt: of the first, nobody could say how long it lasts.
+            assert not held.lost
+            assert held.fence == "000000000000002"
+
+
+def test_sync_lock_names_are_public() -> None:
+    assert isinstance(lock(None, "k"), Lock)  # type: ignore[arg-type]
+    assert asyncio.iscoroutinefunction(syncguard.aio.lock) is False
