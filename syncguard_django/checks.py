@@ -94,7 +94,7 @@ def _flushed_by_a_cache(alias: AliasSettings) -> Iterator[CheckMessage]:
 
 def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
     where = f'{SETTING}["{alias.alias}"]'
-    if alias.address.is_remote and not alias.uses_tls:
+    if alias.address.is_remote and not alias.address.uses_tls:
         yield Warning(
             f"{where} reaches a remote Redis without TLS.",
             hint="Use a rediss:// URL.",

@@ -78,10 +78,6 @@ class AliasSettings:
     def has_password(self) -> bool:
         return bool(self.options.get("password") or self.options.get("credential_provider"))
 
-    @property
-    def uses_tls(self) -> bool:
-        return self.address.uses_tls or bool(self.options.get("ssl"))
-
 
 @dataclass(frozen=True, slots=True)
 class Configuration:

@@ -1,0 +1,157 @@
+"""System checks: found without a network, and each with its id."""
+
+from __future__ import annotations
+
+import re
+import socket
+from pathlib import Path
+
+import pytest
+from django.core.checks import run_checks
+
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "reference" / "django-checks.md"
+SECURE = {
+    "LOCATION": "rediss://:pw@redis.example/0",
+    "KEY_PREFIX": "shop",
+    "HASH_SECRET": "pepper",
+}
+
+
+@pytest.fixture
+def found(settings, monkeypatch):
+    """Set the setting and run the checks, where any connection would fail the test."""
+
+    def refuse(*_args, **_kwargs):
+        raise AssertionError("a check used the network")
+
+    def run(aliases, *, deploy=False, caches=None):
+        settings.SYNCGUARD = aliases
+        settings.CACHES = caches or {}
+        with monkeypatch.context() as patch:
+            patch.setattr(socket.socket, "connect", refuse)
+            messages = run_checks(tags=["syncguard"], include_deployment_checks=deploy)
+        return {message.id: message for message in messages}
+
+    return run
+
+
+def test_a_right_setting_has_nothing_to_report(found):
+    assert found({"default": SECURE}, deploy=True) == {}
+
+
+def test_no_setting_is_an_error(found):
+    assert list(found(None)) == ["syncguard.E001"]
+
+
+def test_an_unknown_setting_is_an_error_with_a_guess(found):
+    messages = found({"default": {"LOCATION": "redis://", "PREFIX": "x"}})
+    assert messages["syncguard.E002"].hint == "Did you mean KEY_PREFIX?"
+
+
+def test_a_wrong_value_is_an_error(found):
+    messages = found({"default": {"LOCATION": "redis://", "TTL_MS": "5"}})
+    assert 'SYNCGUARD["default"]["TTL_MS"] must be' in messages["syncguard.E003"].msg
+
+
+def test_a_client_option_that_does_not_exist_is_an_error(found):
+    messages = found({"default": {"LOCATION": "redis://", "OPTIONS": {"socket_tymeout": 5}}})
+    assert 'SYNCGUARD["default"]' in messages["syncguard.E003"].msg
+
+
+def test_a_cache_that_lends_no_redis_is_an_error(found):
+    assert list(found({"default": {"CACHE": "nope"}})) == ["syncguard.E004"]
+
+
+def test_a_missing_package_is_an_error(found):
+    messages = found({"default": {"LOCATION": "redis://", "BACKEND": "not_installed.Backend"}})
+    assert "is its package installed?" in messages["syncguard.E005"].msg
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        ("shop", "shop", True),
+        ("shop", "shop:eu", True),
+        ("shop:", "shop", True),
+        ("shop", "shopping", False),
+        ("shop", "bank", False),
+    ],
+)
+def test_overlapping_prefixes_on_one_redis_are_a_warning(found, one, other, overlap):
+    aliases = {
+        "one": {"LOCATION": "redis://localhost:6379/0", "KEY_PREFIX": one},
+        "other": {"LOCATION": "redis://127.0.0.1", "KEY_PREFIX": other},
+    }
+    assert ("syncguard.W001" in found(aliases)) is overlap
+
+
+@pytest.mark.parametrize("elsewhere", ["redis://localhost/1", "redis://other", "unix:///r.sock"])
+def test_overlapping_prefixes_on_two_databases_are_fine(found, elsewhere):
+    assert found({"one": {"LOCATION": "redis://"}, "two": {"LOCATION": elsewhere}}) == {}
+
+
+CACHE = {
+    "BACKEND": "django.core.cache.backends.redis.RedisCache",
+    "LOCATION": "redis://localhost/0",
+}
+
+
+def test_sharing_a_database_with_a_cache_is_a_warning(found):
+    messages = found({"default": {"CACHE": "main"}}, caches={"main": CACHE})
+    assert "cache.clear() is FLUSHDB" in messages["syncguard.W002"].msg
+
+
+def test_naming_the_database_of_a_cache_is_the_same_danger(found):
+    messages = found({"default": {"LOCATION": "redis://127.0.0.1:6379"}}, caches={"main": CACHE})
+    assert list(messages) == ["syncguard.W002"]
+
+
+@pytest.mark.parametrize("remedy", [{"FENCE_FLOOR": "clock"}, {"OPTIONS": {"db": 1}}])
+def test_a_fence_floor_or_a_database_of_its_own_answers_the_warning(found, remedy):
+    assert found({"default": {"CACHE": "main", **remedy}}, caches={"main": CACHE}) == {}
+
+
+def test_a_cache_without_redis_is_no_danger(found):
+    local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
+    assert found({"default": {"LOCATION": "redis://"}}, caches={"default": local}) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"LOCATION": "redis://:pw@redis.example/0"}, ["syncguard.W010"]),
+        ({"LOCATION": "rediss://redis.example/0"}, ["syncguard.W011"]),
+        ({"KEY_PREFIX": "syncguard"}, ["syncguard.W012"]),
+        ({"HASH_SECRET": None}, ["syncguard.W013"]),
+        ({"LOCATION": "redis://:pw@127.0.0.1/0"}, []),
+        ({"LOCATION": "rediss://redis.example/0", "OPTIONS": {"password": "pw"}}, []),
+    ],
+)
+def test_deployment_checks_look_for_carelessness(found, change, expected):
+    assert list(found({"default": {**SECURE, **change}}, deploy=True)) == expected
+
+
+def test_carelessness_is_only_reported_for_deployment(found):
+    assert found({"default": {"LOCATION": "redis://redis.example"}}) == {}
+
+
+def test_no_check_shows_a_password(found):
+    aliases = {
+        "a": {"LOCATION": "redis://:hunter2@redis.example/0", "KEY_PREFIX": "x", "WRONG": 1},
+        "b": {"LOCATION": "redis://:hunter2@redis.example/0"},
+        "c": {"LOCATION": "redis://host:hunter2/0"},
+        "d": {"LOCATION": "redis://:hunter2@redis.example/0", "OPTIONS": {"hunter2": 1}},
+    }
+    messages = found(aliases, deploy=True)
+    assert len(messages) > 3
+    assert "hunter2" not in "".join(map(str, messages.values()))
+
+
+def test_every_id_is_documented_and_every_documented_id_exists():
+    source = Path(__file__).parents[2] / "syncguard_django" / "checks.py"
+    if not source.is_file():
+        pytest.skip("needs a checkout")
+    pattern = r"syncguard\.[EW]\d{3}"
+    assert set(re.findall(pattern, DOCUMENTED.read_text())) == set(
+        re.findall(pattern, source.read_text())
+    )

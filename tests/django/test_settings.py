@@ -1,0 +1,236 @@
+"""The SYNCGUARD setting: read once, frozen, and precise about what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+
+from syncguard import Acquisition
+from syncguard_django import locks
+from syncguard_django.configuration import configuration, read
+
+
+def read_default(caches=None, **entry):
+    return read({"default": entry}, caches or {}).of("default")
+
+
+def refusal_of(caches=None, **entry):
+    with pytest.raises(ImproperlyConfigured) as raised:
+        read_default(caches, **entry)
+    return str(raised.value)
+
+
+def test_an_address_is_enough():
+    alias = read_default(LOCATION="redis://10.0.0.7:6380/2")
+    assert alias.backend == "syncguard.redis.RedisBackend"
+    assert (alias.key_prefix, alias.ttl_ms) == ("syncguard", 30_000)
+    assert alias.acquisition == Acquisition()
+    assert dict(alias.options) == {"db": 2}
+    assert not alias.telemetry
+
+
+def test_everything_can_be_set():
+    alias = read_default(
+        BACKEND="my.Backend",
+        LOCATION="redis://ann:pw@host/1",
+        KEY_PREFIX="shop",
+        TTL_MS=5_000,
+        ACQUISITION={"timeout_ms": 100, "max_retries": 0},
+        OPTIONS={"socket_timeout": 3},
+        HASH_SECRET="pepper",
+        FENCE_FLOOR="clock",
+        TELEMETRY=True,
+    )
+    assert alias.acquisition == Acquisition(timeout_ms=100, max_retries=0)
+    assert alias.options == {"db": 1, "username": "ann", "password": "pw", "socket_timeout": 3}
+    assert (alias.hash_secret, alias.fence_floor, alias.telemetry) == ("pepper", "clock", True)
+
+
+def test_options_beat_the_address():
+    alias = read_default(LOCATION="redis://:old@host/1", OPTIONS={"db": 4, "password": "new"})
+    assert (alias.db, alias.options["password"]) == (4, "new")
+
+
+def test_an_alias_cannot_be_changed():
+    alias = read_default(LOCATION="redis://")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        alias.ttl_ms = 1
+
+
+def test_an_alias_prints_without_its_secrets():
+    alias = read_default(
+        LOCATION="redis://:hunter2@host/0?x=hunter2",
+        HASH_SECRET="hunter2",
+        OPTIONS={"a": "hunter2"},
+    )
+    assert "hunter2" not in repr(alias)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("BACKEND", 7, "must be a dotted path to a class"),
+        ("KEY_PREFIX", "", "must be a non-empty str"),
+        ("TTL_MS", "30000", "must be a whole number of milliseconds above 0"),
+        ("TTL_MS", True, "must be a whole number of milliseconds above 0"),
+        ("TTL_MS", 0, "must be a whole number of milliseconds above 0"),
+        ("ACQUISITION", 5, "must be a dictionary"),
+        ("ACQUISITION", {"timeout": 5}, "may hold only max_retries, retry_delay_ms, backoff"),
+        ("ACQUISITION", {"timeout_ms": -1}, "timeout_ms must be a whole number"),
+        ("OPTIONS", ["ssl"], "must be a dictionary of client options"),
+        ("OPTIONS", {1: 2}, "must be a dictionary of client options"),
+        ("HASH_SECRET", "", "must be a non-empty str or bytes, or None"),
+        ("FENCE_FLOOR", "time", "must be 'clock' or None"),
+        ("TELEMETRY", "yes", "must be True or False"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(name, value, expected):
+    text = refusal_of(LOCATION="redis://", **{name: value})
+    assert text.startswith(f'SYNCGUARD["default"]["{name}"] ')
+    assert expected in text
+
+
+@pytest.mark.parametrize("location", ["redis://host:hunter2/0", 7, None, "localhost:6379"])
+def test_a_malformed_location_is_refused_without_being_shown(location):
+    text = refusal_of(LOCATION=location)
+    assert text.startswith('SYNCGUARD["default"]["LOCATION"] must be a URL such as redis://')
+    assert "hunter2" not in text
+
+
+def test_an_unknown_setting_is_refused_with_a_guess():
+    text = refusal_of(LOCATION="redis://", TTL=5)
+    assert 'SYNCGUARD["default"]["TTL"] is not a setting' in text
+    assert "Did you mean TTL_MS?" in text
+
+
+def test_a_setting_unlike_any_other_is_refused_with_the_list():
+    assert "The settings are BACKEND, LOCATION," in refusal_of(LOCATION="redis://", COLOUR="red")
+
+
+@pytest.mark.parametrize("entry", [{}, {"LOCATION": "redis://", "CACHE": "default"}])
+def test_exactly_one_of_location_and_cache_is_needed(entry):
+    assert 'LOCATION"] or CACHE must be given, and not both' in refusal_of(**entry)
+
+
+@pytest.mark.parametrize("setting", [None, {}, [], "redis://"])
+def test_the_setting_must_be_a_dictionary_of_aliases(setting):
+    with pytest.raises(ImproperlyConfigured, match="SYNCGUARD must be a dictionary of aliases"):
+        read(setting, {}).of("default")
+
+
+@pytest.mark.parametrize("setting", [{"default": "redis://"}, {7: {}}])
+def test_an_alias_must_be_a_dictionary_under_a_name(setting):
+    [problem] = next(iter(read(setting, {}).problems.values()))
+    assert "must be a dictionary of settings, under a name that is a str" in str(problem)
+
+
+def test_a_broken_alias_does_not_harm_the_others():
+    both = read({"default": {"LOCATION": "redis://"}, "broken": {"LOCATION": "?"}}, {})
+    assert both.of("default").alias == "default"
+    assert both.names == ("default", "broken")
+    with pytest.raises(ImproperlyConfigured):
+        both.of("broken")
+
+
+def test_an_unknown_alias_is_refused_with_the_known_ones():
+    with pytest.raises(ImproperlyConfigured, match="no alias 'other'; it has default"):
+        read({"default": {"LOCATION": "redis://"}}, {}).of("other")
+
+
+def test_the_setting_is_read_once():
+    assert configuration() is configuration()
+
+
+def test_an_overridden_setting_is_read_again(settings, syncguard_redis):
+    before = configuration()
+    settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url, "KEY_PREFIX": "changed"}}
+    assert configuration() is not before
+    assert locks["default"].key_prefix == "changed"
+
+
+def test_other_settings_leave_it_alone(settings):
+    before = configuration()
+    settings.LANGUAGE_CODE = "de"
+    assert configuration() is before
+
+
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+
+
+def test_a_cache_of_django_lends_its_redis():
+    cache = {
+        "BACKEND": DJANGO,
+        "LOCATION": ["redis://:pw@primary:6380/1", "redis://replica/1"],
+        "OPTIONS": {"serializer": "json", "pool_class": "x", "socket_timeout": 2},
+    }
+    alias = read_default({"main": cache}, CACHE="main")
+    assert alias.address.server == ("primary", 6380)
+    assert alias.options == {"db": 1, "password": "pw", "socket_timeout": 2}
+
+
+def test_the_first_of_several_addresses_in_one_text_is_the_one_that_takes_writes():
+    cache = {"BACKEND": DJANGO, "LOCATION": "redis://one;redis://two"}
+    assert read_default({"main": cache}, CACHE="main").address.host == "one"
+
+
+def test_a_cache_of_django_redis_lends_its_redis():
+    cache = {
+        "BACKEND": DJANGO_REDIS,
+        "LOCATION": "redis://primary/2",
+        "OPTIONS": {
+            "CLIENT_CLASS": "django_redis.client.DefaultClient",
+            "PASSWORD": "pw",
+            "SOCKET_TIMEOUT": 4,
+            "CONNECTION_POOL_KWARGS": {"max_connections": 20},
+        },
+    }
+    alias = read_default({"main": cache}, CACHE="main")
+    assert alias.options == {"db": 2, "password": "pw", "socket_timeout": 4, "max_connections": 20}
+
+
+def test_a_lock_can_have_a_database_of_its_own_on_the_redis_of_a_cache():
+    cache = {"BACKEND": DJANGO, "LOCATION": "redis://primary/1"}
+    assert read_default({"main": cache}, CACHE="main", OPTIONS={"db": 2}).db == 2
+
+
+def test_a_subclass_of_a_known_cache_is_known(tmp_path, monkeypatch):
+    (tmp_path / "own_caches.py").write_text(
+        "from django.core.cache.backends.redis import RedisCache\nclass Own(RedisCache): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cache = {"BACKEND": "own_caches.Own", "LOCATION": "redis://primary/1"}
+    assert read_default({"main": cache}, CACHE="main").address.host == "primary"
+
+
+@pytest.mark.parametrize(
+    ("cache", "why"),
+    [
+        ({"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}, "its BACKEND is neither"),
+        ({"BACKEND": "nowhere.Cache", "LOCATION": "redis://"}, "its BACKEND cannot be imported"),
+        ({"BACKEND": DJANGO, "LOCATION": "host:hunter2"}, "its LOCATION is not a Redis URL"),
+        ({"BACKEND": DJANGO}, "its LOCATION is not a Redis URL"),
+        ({"BACKEND": DJANGO, "LOCATION": "redis://", "OPTIONS": 5}, "its OPTIONS is not"),
+        ({"BACKEND": DJANGO_REDIS, "OPTIONS": {"SENTINELS": []}}, "it uses Sentinel"),
+        ("redis://", "it is not a dictionary"),
+    ],
+)
+def test_a_cache_that_lends_no_redis_is_refused(cache, why):
+    text = refusal_of({"main": cache}, CACHE="main")
+    assert text.startswith('SYNCGUARD["default"]["CACHE"] names a CACHES entry that cannot be used')
+    assert why in text
+    assert "hunter2" not in text
+
+
+def test_a_cache_that_does_not_exist_is_refused():
+    assert "must be the name of a CACHES entry" in refusal_of(CACHE="nope")
+
+
+def test_locks_and_cache_meet_on_one_redis(settings, syncguard_redis):
+    settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": syncguard_redis.url}}
+    settings.SYNCGUARD = {"default": {"CACHE": "default"}}
+    with locks["default"].acquire("invoice:42", ttl_ms=10_000):
+        with syncguard_redis.client() as client:
+            assert client.exists("syncguard:invoice:42")
