@@ -1,0 +1,251 @@
+"""Real workers on real Redis servers: one for messages and results, one for the locks.
+
+The servers and the workers are shared by all tests; a test has its own keys. Workers are started
+when the first test asks for their pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
+
+WORKSHOP = Path(__file__).parent / "workshop"
+PATIENCE_S = 30.0
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
+    """Wait until the condition gives something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"did not come true in {seconds} s: {condition}")
+        time.sleep(0.01)
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Any]:
+    return wait_for
+
+
+class Worker:
+    """A ``celery worker`` process, and the queue of its own that it serves."""
+
+    def __init__(
+        self, folder: Path, pool: str, concurrency: int, *options: str, queue: str | None = None
+    ) -> None:
+        self.queue = queue or f"{pool}-{uuid.uuid4().hex[:8]}"
+        self.log_file = folder / f"worker-{pool}-{uuid.uuid4().hex[:8]}.log"
+        command = [
+            *(sys.executable, "-m", "celery", "-A", "workshop", "worker"),
+            *("-P", pool, "-c", str(concurrency), "-Q", self.queue, "-n", f"{uuid.uuid4().hex}@h"),
+            *("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "DEBUG"),
+            *options,
+        ]
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=WORKSHOP
+            )
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def wait_until_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log
+            return " ready." in self.log
+
+        wait_for(ready, 60)
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = PATIENCE_S) -> None:
+        self.process.wait(seconds)
+
+    def kill_all(self) -> None:
+        """kill -9, the pool's processes included."""
+        children = _children(self.process.pid)
+        self.process.kill()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill_all()
+
+
+def _children(pid: int) -> list[int]:
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    )
+    return [int(word) for word in listing.stdout.split()]
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def lock_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def workshop(
+    broker: RedisServer, lock_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ModuleType]:
+    """The app and its tasks, for publishing from here."""
+    base = broker.url.rsplit("/", 1)[0]
+    environment = {
+        "WORKSHOP_BROKER": os.environ.get("WORKSHOP_AMQP", f"{base}/0"),
+        "WORKSHOP_RESULTS": f"{base}/1",
+        "WORKSHOP_NOTES": f"{base}/2",
+        "WORKSHOP_LOCKS": lock_server.url,
+        "WORKSHOP_FOLDER": str(tmp_path_factory.mktemp("workshop")),
+        "PYTHONWARNINGS": "default",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(str(WORKSHOP))
+        module = importlib.import_module("workshop")
+        yield module
+        module.app.close()
+        module.notes.close()
+
+
+@pytest.fixture(scope="session")
+def start_worker(
+    workshop: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Worker]]:
+    """Start further workers; all of them end with the session."""
+    folder = tmp_path_factory.mktemp("logs")
+    started: list[Worker] = []
+
+    def start(pool: str, concurrency: int = 1, *options: str, **more: Any) -> Worker:
+        if pool == "gevent" and find_spec("gevent") is None:
+            pytest.skip("gevent is not installed")
+        worker = Worker(folder, pool, concurrency, *options, **more)
+        started.append(worker)
+        worker.wait_until_ready()
+        return worker
+
+    yield start
+    for worker in started:
+        if worker.process.poll() is None:
+            worker.process.terminate()
+    for worker in started:
+        worker.stop()
+
+
+@pytest.fixture(scope="session")
+def workers(start_worker: Callable[..., Worker]) -> Callable[[str], Worker]:
+    """The session's worker of a pool, with room for a few tasks at a time."""
+    known: dict[str, Worker] = {}
+
+    def worker(pool: str) -> Worker:
+        if pool not in known:
+            known[pool] = start_worker(pool, 1 if pool == "solo" else 4)
+        return known[pool]
+
+    return worker
+
+
+@pytest.fixture(scope="session")
+def prefork(workers: Callable[[str], Worker]) -> Worker:
+    return workers("prefork")
+
+
+@pytest.fixture(params=["prefork", "threads", "solo", "gevent"])
+def any_pool(request: pytest.FixtureRequest, workers: Callable[[str], Worker]) -> Worker:
+    return workers(request.param)
+
+
+@pytest.fixture
+def locks(lock_server: RedisServer) -> Iterator[RedisBackend]:
+    """The backend that the workers use, seen from here."""
+    with RedisBackend.from_url(lock_server.url) as backend:
+        yield backend
+
+
+class Scene:
+    """One test's own name for its keys, notes and go-aheads."""
+
+    def __init__(self, workshop: ModuleType) -> None:
+        self.name = uuid.uuid4().hex
+        self.workshop = workshop
+
+    def notes(self, name: str | None = None) -> list[dict[str, Any]]:
+        found = self.workshop.notes.lrange(f"notes:{name or self.name}", 0, -1)
+        return [json.loads(line) for line in found]
+
+    def events(self) -> list[str]:
+        return [line["event"] for line in self.notes()]
+
+    def seen(self, event: str, times: int = 1, name: str | None = None) -> dict[str, Any]:
+        """Wait for a note, and return the last such one."""
+
+        def found() -> list[dict[str, Any]] | None:
+            matching = [line for line in self.notes(name) if line["event"] == event]
+            return matching if len(matching) >= times else None
+
+        matching: list[dict[str, Any]] = wait_for(found)
+        return matching[-1]
+
+    def go(self) -> None:
+        self.workshop.notes.set(f"go:{self.name}", "1")
+
+
+@pytest.fixture
+def deliver_twice(prefork: Worker, workshop: ModuleType, broker: RedisServer) -> Callable[..., Any]:
+    """Publish a task once, and have the broker deliver the message twice."""
+
+    def publish(task: Any, *args: object) -> Any:
+        aside = f"aside-{uuid.uuid4().hex}"
+        result = task.apply_async(args, queue=aside)
+        with broker.client() as client:
+            message = json.loads(client.lpop(aside))
+            message["properties"]["delivery_info"]["routing_key"] = prefork.queue
+            for _ in range(2):
+                message["properties"]["delivery_tag"] = uuid.uuid4().hex
+                client.lpush(prefork.queue, json.dumps(message))
+        return result
+
+    return publish
+
+
+@pytest.fixture
+def scene(workshop: ModuleType) -> Iterator[Scene]:
+    scene = Scene(workshop)
+    yield scene
+    scene.go()  # nobody shall wait for a test that failed

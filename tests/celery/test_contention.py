@@ -1,0 +1,141 @@
+"""Somebody else holds the lock: what becomes of the task, in real workers."""
+
+from __future__ import annotations
+
+import pytest
+from celery import chain, chord, group
+
+from syncguard_celery import LockContended
+
+
+@pytest.fixture
+def occupied(prefork, workshop, scene):
+    """A task that is inside, and stays until it is told to go."""
+    result = workshop.visiting.apply_async((scene.name, True), queue=prefork.queue)
+    scene.seen("enter")
+    return result
+
+
+def test_only_one_at_a_time_and_nothing_is_lost(any_pool, workshop, scene):
+    results = [
+        workshop.visiting.apply_async((scene.name, False, 0.05), queue=any_pool.queue)
+        for _ in range(4)
+    ]
+    fences = [result.get(timeout=60) for result in results]
+    assert sorted(fences) == [f"{n:015d}" for n in range(1, 5)]
+    assert scene.events() == ["enter", "leave"] * 4
+
+
+def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(prefork, workshop, scene, occupied, eventually):
+    second = workshop.visiting.apply_async((scene.name,), queue=prefork.queue)
+    eventually(lambda: second.state == "RETRY")
+    scene.go()
+    assert second.get(timeout=30) == "000000000000002"
+    lines = [line for line in prefork.log.splitlines() if second.id in line]
+    assert any("found its lock held by somebody else: retry" in line for line in lines)
+    assert not any("ERROR" in line or "WARNING" in line for line in lines)
+
+
+def test_contention_does_not_use_up_the_tasks_own_retries(prefork, workshop, scene, occupied, eventually):
+    second = workshop.never_retrying.apply_async((scene.name,), queue=prefork.queue)
+    eventually(lambda: prefork.log.count(f"[{second.id}] found its lock held") >= 2)
+    scene.go()
+    assert second.get(timeout=30) == 0
+
+
+def test_retrying_ends_with_the_contention_timeout(prefork, workshop, scene, occupied):
+    second = workshop.visiting_impatiently.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockContended) as raised:
+        second.get(timeout=30)
+    assert raised.value.fence == "000000000000001"
+
+
+def test_a_skipped_task_returns_its_skip_result(prefork, workshop, scene, occupied):
+    second = workshop.skipping.apply_async((scene.name,), queue=prefork.queue)
+    assert second.get(timeout=30) == "skipped"
+    assert scene.events() == ["enter"]
+
+
+def test_a_skipped_task_leaves_the_holders_lock_alone(prefork, workshop, scene, occupied, locks):
+    workshop.skipping.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+    assert locks.lookup(key=f"visit:{scene.name}").fence == "000000000000001"
+
+
+def test_a_skipped_step_does_not_hang_its_chain_group_or_chord(prefork, workshop, scene, occupied):
+    skipping = workshop.skipping.si(scene.name).set(queue=prefork.queue)
+    echo = workshop.gather.s("nothing").set(queue=prefork.queue)
+    assert chain(skipping, echo).delay().get(timeout=30) is None
+    assert group(skipping, skipping).delay().get(timeout=30) == ["skipped", "skipped"]
+    assert chord([skipping, skipping], echo).delay().get(timeout=30) is None
+
+
+def test_a_waiting_task_is_woken_when_the_lock_is_free(prefork, workshop, scene, occupied):
+    second = workshop.waiting.apply_async((scene.name,), queue=prefork.queue)
+    scene.go()
+    assert second.get(timeout=30) == "000000000000002"
+
+
+def test_waiting_ends_with_the_contention_timeout(prefork, workshop, scene, occupied):
+    second = workshop.waiting_briefly.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockContended):
+        second.get(timeout=30)
+
+
+def test_failing_says_who_holds_the_lock_and_for_how_long(
+    prefork, workshop, scene, occupied, locks
+):
+    second = workshop.failing.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockContended) as raised:
+        second.get(timeout=30)
+    assert raised.value.key_hash == locks.hash(f"visit:{scene.name}")
+    assert raised.value.fence == "000000000000001"
+    assert 0 <= raised.value.remaining_ms <= 3_000
+    assert scene.name not in str(raised.value)
+
+
+@pytest.mark.parametrize(("policy", "outcome"), [("skip", "chosen"), ("fail", LockContended)])
+def test_a_callable_chooses_per_call(prefork, workshop, scene, occupied, policy, outcome):
+    second = workshop.choosing.apply_async((scene.name, policy), queue=prefork.queue)
+    if outcome is LockContended:
+        with pytest.raises(LockContended):
+            second.get(timeout=30)
+    else:
+        assert second.get(timeout=30) == outcome
+
+
+def test_a_lock_under_an_existing_task_works_the_same(prefork, workshop, scene, occupied):
+    second = workshop.under_app_task.apply_async((scene.name,), queue=prefork.queue)
+    assert second.get(timeout=30) == "skipped"
+
+
+def test_a_shared_task_is_locked_too(prefork, workshop, scene, occupied):
+    second = workshop.app.tasks["workshop.shared"].apply_async((scene.name,), queue=prefork.queue)
+    scene.go()
+    assert second.get(timeout=30) == "000000000000002"
+
+
+def test_without_a_key_there_is_no_lock(prefork, workshop, scene):
+    assert workshop.without_lock.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+
+
+def test_the_holder_label_names_task_id_and_host(prefork, workshop, scene, occupied, locks):
+    from celery.utils.nodenames import gethostname
+
+    label = locks.lookup(key=f"visit:{scene.name}").holder
+    assert label == f"workshop.visiting[{occupied.id}]@{gethostname()}"
+
+
+def test_the_lock_stays_held_for_its_minimum(prefork, workshop, scene, locks):
+    task = workshop.holding_at_least
+    assert task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+    info = locks.lookup(key=f"visit:{scene.name}")
+    assert info.fence == "000000000000001"
+    with pytest.raises(LockContended):
+        task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+
+
+def test_the_minimum_holds_for_a_task_that_failed(prefork, workshop, scene, locks):
+    result = workshop.holding_at_least.apply_async((scene.name, True), queue=prefork.queue)
+    with pytest.raises(ValueError, match=scene.name):
+        result.get(timeout=30)
+    assert locks.is_locked(f"visit:{scene.name}")

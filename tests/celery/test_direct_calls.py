@@ -1,0 +1,241 @@
+"""Calls that no message stands behind: direct, eager, mapped. In this process, on a real Redis."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from celery import Celery
+
+from syncguard import LockError, LockLost
+from syncguard_celery import (
+    LockContended,
+    current_fence,
+    current_lock,
+    locked,
+    locked_task,
+    task_lock_acquired,
+    task_lock_contended,
+    task_lock_lost,
+    task_lock_released,
+)
+
+
+@pytest.fixture
+def app(syncguard_backend):
+    app = Celery("direct", broker="memory://", backend="cache+memory://", fixups=[], set_as_current=False)
+    app.conf.syncguard_backend = syncguard_backend
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def settle(app):
+    @locked_task(app=app, name="settle", key="invoice:{invoice_id}", contention_timeout_ms=300)
+    def settle(invoice_id):
+        return current_fence()
+
+    return settle
+
+
+def test_a_direct_call_is_locked(settle, syncguard_backend):
+    assert settle(42) == "000000000000001"
+    assert not syncguard_backend.is_locked("invoice:42")
+
+
+def test_a_direct_call_waits_and_then_raises_lock_contended(settle, syncguard_backend):
+    with syncguard_backend.acquire("invoice:42", 20_000):
+        with pytest.raises(LockContended) as raised:
+            settle(42)
+    assert raised.value.fence == "000000000000001"
+
+
+def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
+    @locked_task(app=app, name="patient", key="invoice:{invoice_id}")
+    def patient(invoice_id):
+        return current_fence()
+
+    held = syncguard_backend.acquire("invoice:42", 20_000)
+    threading.Timer(0.2, held.release).start()
+    assert patient(42) == "000000000000002"
+
+
+def test_an_eager_run_waits_and_then_fails(settle, syncguard_backend):
+    with syncguard_backend.acquire("invoice:42", 20_000):
+        result = settle.apply((42,))
+    assert isinstance(result.result, LockContended)
+
+
+def test_map_and_chunks_are_locked(settle):
+    task = settle.app.tasks["celery.map"]
+    assert task(settle.s(), [1, 2]) == ["000000000000001", "000000000000001"]
+    assert settle.chunks([(1,), (1,)], 2).apply().get() == [["000000000000002", "000000000000003"]]
+
+
+def test_run_is_locked(settle, syncguard_backend):
+    with syncguard_backend.acquire("invoice:42", 20_000):
+        with pytest.raises(LockContended):
+            settle.run(42)
+
+
+def test_a_direct_holder_has_a_label_without_an_id(app, syncguard_backend):
+    @locked_task(app=app, name="look", key="look")
+    def look():
+        return syncguard_backend.lookup(key="look").holder
+
+    assert look().startswith("look@")
+
+
+def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_backend):
+    @locked(key="helper:{n}", backend=syncguard_backend)
+    def helper(n):
+        return syncguard_backend.lookup(key=f"helper:{n}").holder
+
+    @app.task(name="plain")
+    def plain():
+        return helper(1)
+
+    assert "helper@" in plain()
+
+
+def test_a_nested_lock_is_let_go_before_the_outer_one(app, syncguard_backend):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        return current_fence(), syncguard_backend.is_locked("outer")
+
+    @locked_task(app=app, name="outer", key="outer")
+    def outer():
+        inside = inner()
+        return inside, syncguard_backend.is_locked("inner"), current_lock().lost
+
+    assert outer() == (("000000000000001", True), False, False)
+
+
+def test_re_entering_a_lost_lock_raises(app, syncguard_backend):
+    @locked_task(app=app, name="again", key="again", ttl_ms=300, on_lost="signal")
+    def again(depth):
+        if depth:
+            return None
+        info = syncguard_backend.lookup(key="again")
+        syncguard_backend.force_release(
+            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+        )
+        while not current_lock().lost:
+            pass
+        return again(1)
+
+    with pytest.raises(LockLost):
+        again(0)
+
+
+def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syncguard_backend):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        info = syncguard_backend.lookup(key="outer")
+        syncguard_backend.force_release(
+            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+        )
+        threading.Event().wait(20)
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    def outer():
+        inner()
+
+    with pytest.raises(LockLost):
+        outer()
+    assert not syncguard_backend.is_locked("inner")
+
+
+def test_a_fault_of_the_lock_service_is_raised(settle, syncguard_redis):
+    syncguard_redis.kill()
+    with pytest.raises(LockError) as raised:
+        settle(42)
+    assert raised.value.code in ("ServiceUnavailable", "NetworkTimeout")
+
+
+def test_signals_tell_who_what_and_how_long(app, syncguard_backend):
+    told = []
+
+    def receiver(signal=None, **facts):
+        told.append((signal.name, facts))
+
+    signals = (task_lock_acquired, task_lock_contended, task_lock_lost, task_lock_released)
+    for signal in signals:
+        signal.connect(receiver)
+
+    @locked_task(app=app, name="told", key="told", on_contention="skip")
+    def task():
+        return None
+
+    try:
+        task.apply(task_id="the-id")
+        with syncguard_backend.acquire("told", 20_000):
+            task.apply(task_id="other-id")
+    finally:
+        for signal in signals:
+            signal.disconnect(receiver)
+    names = [name for name, _ in told]
+    assert names == ["task_lock_acquired", "task_lock_released", "task_lock_contended"]
+    acquired, released, contended = (facts for _, facts in told)
+    for facts in (acquired, released):
+        assert facts["sender"].name == facts["task_name"] == "told"
+        assert facts["task_id"] == "the-id"
+        assert facts["key_hash"] == syncguard_backend.hash("told")
+        assert facts["fence"] == "000000000000001"
+        assert facts["waited_ms"] >= 0
+    assert released["held_ms"] >= 0
+    assert (contended["task_id"], contended["policy"]) == ("other-id", "skip")
+
+
+def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
+    lost = threading.Event()
+
+    def receiver(**facts):
+        if facts["task_name"] == "lost":
+            lost.set()
+
+    task_lock_lost.connect(receiver)
+
+    @locked_task(app=app, name="lost", key="lost", ttl_ms=300)
+    def task():
+        info = syncguard_backend.lookup(key="lost")
+        syncguard_backend.force_release(
+            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+        )
+        threading.Event().wait(20)
+
+    try:
+        with caplog.at_level(logging.ERROR, logger="syncguard.celery"), pytest.raises(LockLost):
+            task()
+        assert lost.wait(10)
+    finally:
+        task_lock_lost.disconnect(receiver)
+    assert any("lost its lock" in record.message for record in caplog.records)
+
+
+def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog):
+    called = threading.Event()
+
+    def on_lost():
+        called.set()
+        raise ValueError("oops")
+
+    @locked_task(app=app, name="lost", key="lost", ttl_ms=300, on_lost=on_lost)
+    def task():
+        info = syncguard_backend.lookup(key="lost")
+        syncguard_backend.force_release(
+            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+        )
+        assert called.wait(10)
+
+    with pytest.raises(LockLost):
+        task()
+
+
+def test_no_key_and_no_lock_id_is_logged(settle, caplog, syncguard_backend):
+    with caplog.at_level(logging.DEBUG, logger="syncguard.celery"):
+        settle("secret")
+    assert caplog.records
+    assert "secret" not in caplog.text
+    assert syncguard_backend.hash("invoice:secret") in caplog.text

@@ -1,0 +1,85 @@
+"""A lock that is lost while its task runs: in every pool, and with Redis out of reach."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncguard import LockLost
+
+
+def take_away(locks, key):
+    """As an administrator would, or an eviction: the heartbeat finds the lock gone."""
+    info = locks.lookup(key=key)
+    assert locks.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
+
+
+@pytest.mark.parametrize("how", ["sleep", "socket"])
+def test_a_task_is_interrupted_where_it_blocks(any_pool, workshop, scene, locks, how):
+    if "threads" in any_pool.queue:
+        how = "loop"  # a thread is interrupted at its next bytecode, and not before
+    result = workshop.losing.apply_async((scene.name, how), queue=any_pool.queue)
+    scene.seen("enter")
+    take_away(locks, f"lossy:{scene.name}")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+    scene.seen("lost")
+
+
+def test_a_task_that_swallows_the_news_is_no_success(any_pool, workshop, scene, locks):
+    if "threads" in any_pool.queue:
+        pytest.skip("sleeps: a thread is only interrupted at its next bytecode")
+    result = workshop.swallowing.apply_async((scene.name,), queue=any_pool.queue)
+    scene.seen("enter")
+    take_away(locks, f"lossy:{scene.name}")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+
+
+def test_signal_mode_only_sets_lost_and_is_no_success(any_pool, workshop, scene, locks):
+    result = workshop.noticing.apply_async((scene.name,), queue=any_pool.queue)
+    scene.seen("enter")
+    take_away(locks, f"lossy:{scene.name}")
+    scene.seen("noticed")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+
+
+def test_a_callable_is_called_with_the_lock(any_pool, workshop, scene, locks):
+    result = workshop.calling_back.apply_async((scene.name,), queue=any_pool.queue)
+    scene.seen("enter")
+    take_away(locks, f"lossy:{scene.name}")
+    scene.seen("called back")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+
+
+def test_the_heartbeat_keeps_the_lock_of_a_long_task(any_pool, workshop, scene):
+    result = workshop.long_running.apply_async((scene.name, 2.0), queue=any_pool.queue)
+    assert result.get(timeout=30) == "000000000000001"
+
+
+def test_a_hung_task_loses_its_lock_at_max_hold(prefork, workshop, scene):
+    result = workshop.hanging.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+
+
+def test_a_redis_that_does_not_answer_counts_as_lost(prefork, workshop, scene, lock_server):
+    result = workshop.losing.apply_async((scene.name,), queue=prefork.queue)
+    scene.seen("enter")
+    with lock_server.paused():
+        scene.seen("lost")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+
+
+def test_the_worker_goes_on_after_an_interrupt(prefork, workshop, scene, locks):
+    result = workshop.losing.apply_async((scene.name,), queue=prefork.queue)
+    pid = scene.seen("enter")["pid"]
+    take_away(locks, f"lossy:{scene.name}")
+    with pytest.raises(LockLost):
+        result.get(timeout=25)
+    for n in range(8):
+        workshop.visiting.apply_async((f"{scene.name}-{n}",), queue=prefork.queue).get(timeout=30)
+    pids = {scene.notes(f"{scene.name}-{n}")[0]["pid"] for n in range(8)}
+    assert pid in pids

@@ -1,0 +1,258 @@
+"""``at="publish"``: one task per key from the call of ``delay()`` to the end of its run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import TaskRevokedError
+from kombu.exceptions import OperationalError
+
+from syncguard_celery import LockContended
+from syncguard_celery.luggage import HEADER
+
+
+@pytest.fixture
+def lock_of(locks, scene):
+    return lambda: locks.lookup(key=f"unique:{scene.name}")
+
+
+def header_in(broker, queue):
+    with broker.client() as client:
+        return [json.loads(m)["headers"].get(HEADER) for m in client.lrange(queue, 0, -1)]
+
+
+def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
+    workshop, scene, broker, lock_of
+):
+    queue = f"nobody-{scene.name}"
+    first = workshop.unique.apply_async((scene.name,), queue=queue)
+    second = workshop.unique.apply_async((), {"name": scene.name}, queue=queue)
+    assert second.id == first.id
+    assert len(header_in(broker, queue)) == 1
+    assert f"[{first.id}]@" in lock_of().holder
+
+
+def test_a_duplicate_of_a_running_task_returns_its_result(prefork, workshop, scene, lock_of):
+    first = workshop.unique.apply_async((scene.name, True), queue=prefork.queue)
+    scene.seen("enter")
+    second = workshop.unique.apply_async((scene.name,), queue=prefork.queue)
+    assert second.id == first.id
+    scene.go()
+    assert second.get(timeout=30) == "000000000000001"
+    assert lock_of() is None
+
+
+def test_the_worker_adopts_the_lock_in_every_pool(any_pool, workshop, scene, lock_of):
+    result = workshop.unique.apply_async((scene.name,), queue=any_pool.queue)
+    assert result.get(timeout=30) == "000000000000001"
+    assert lock_of() is None
+
+
+def test_it_is_released_when_the_task_fails(prefork, workshop, scene, lock_of):
+    result = workshop.unique.apply_async((scene.name, False, True), queue=prefork.queue)
+    with pytest.raises(ValueError, match=scene.name):
+        result.get(timeout=30)
+    assert lock_of() is None
+
+
+def test_it_is_released_when_the_task_is_revoked_before_it_ran(
+    prefork, workshop, scene, lock_of, eventually
+):
+    result = workshop.unique.apply_async((scene.name,), queue=prefork.queue, countdown=2)
+    assert lock_of() is not None
+    result.revoke()
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=30)
+    eventually(lambda: lock_of() is None)
+    assert scene.events() == []
+
+
+def test_it_is_released_when_the_message_expires(prefork, workshop, scene, lock_of, eventually):
+    result = workshop.unique.apply_async(
+        (scene.name,), queue=prefork.queue, countdown=1, expires=0.5
+    )
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=30)
+    eventually(lambda: lock_of() is None)
+
+
+def test_it_is_released_when_publishing_fails(workshop, scene, lock_of, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(workshop.app, "send_task", refuse)
+    with pytest.raises(OperationalError):
+        workshop.unique.delay(scene.name)
+    assert lock_of() is None
+
+
+def test_a_message_that_waited_too_long_finds_a_fresh_lock(start_worker, workshop, scene, lock_of):
+    queue = f"later-{scene.name}"
+    result = workshop.unique_and_late.apply_async((scene.name,), queue=queue)
+    time.sleep(0.5)  # its pending_ttl_ms is 300
+    assert lock_of() is None
+    other = workshop.unique_and_late.apply_async((scene.name,), queue=queue)
+    assert other.id != result.id
+    start_worker("solo", 1, queue=queue)
+    assert {result.get(timeout=30), other.get(timeout=30)} <= {f"{n:015d}" for n in range(2, 6)}
+    assert scene.events() == ["enter", "leave"] * 2
+
+
+def test_where_the_holder_is_no_task_the_policy_applies(prefork, workshop, scene, locks):
+    with locks.acquire(f"unique:{scene.name}", 20_000, holder="somebody else"):
+        result = workshop.unique.apply_async((scene.name,), queue=prefork.queue)
+        assert result.get(timeout=30) == "skipped"
+        result = workshop.unique_or_fail.apply_async((scene.name,), queue=prefork.queue)
+        with pytest.raises(LockContended):
+            result.get(timeout=30)
+
+
+def test_another_task_under_the_same_key_is_no_duplicate(workshop, scene):
+    queue = f"nobody-{scene.name}"
+    first = workshop.unique.apply_async((scene.name,), queue=queue)
+    second = workshop.unique_or_fail.apply_async((scene.name,), queue=queue)
+    assert second.id != first.id
+
+
+def test_a_duplicate_with_a_prescribed_id_is_resolved_in_the_worker(prefork, workshop, scene):
+    workshop.unique.apply_async((scene.name, True), queue=prefork.queue)
+    scene.seen("enter")
+    second = workshop.unique.apply_async(
+        (scene.name,), queue=prefork.queue, task_id=f"own-{scene.name}"
+    )
+    assert second.id == f"own-{scene.name}"
+    assert second.get(timeout=30) == "skipped"
+
+
+def test_a_duplicate_does_not_hang_its_chain_group_or_chord(prefork, workshop, scene):
+    workshop.unique.apply_async((scene.name, True), queue=prefork.queue)
+    scene.seen("enter")
+    twin = workshop.unique.si(scene.name).set(queue=prefork.queue)
+    echo = workshop.gather.s("nothing").set(queue=prefork.queue)
+    assert chain(twin, echo).delay().get(timeout=30) is None
+    assert group(twin, twin).delay().get(timeout=30) == ["skipped", "skipped"]
+    assert chord([twin, twin], echo).delay().get(timeout=30) is None
+
+
+def test_a_message_that_is_delivered_twice_is_redeemed_once(
+    prefork, workshop, scene, deliver_twice, lock_of, eventually
+):
+    deliver_twice(workshop.unique, scene.name, True)
+    scene.seen("enter")
+    eventually(lambda: "found its lock held by somebody else: skip" in prefork.log)
+    scene.go()
+    scene.seen("leave")
+    eventually(lambda: lock_of() is None)
+    assert scene.events() == ["enter", "leave"]
+
+
+def test_a_redelivered_message_acquires_afresh(prefork, workshop, scene):
+    result = workshop.unique_surviving.apply_async((scene.name,), queue=prefork.queue)
+    scene.seen("enter")  # and kills its process
+    assert result.get(timeout=60) == "000000000000002"
+
+
+def test_a_retry_keeps_the_lock_through_its_countdown_under_a_fresh_id(
+    prefork, workshop, scene, lock_of
+):
+    result = workshop.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
+    scene.seen("enter")
+    first = lock_of()
+    rival = workshop.unique_or_fail.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockContended) as raised:
+        rival.get(timeout=30)
+    assert raised.value.fence == first.fence
+    assert result.get(timeout=60) == 1
+    entered = [line for line in scene.notes() if line["event"] == "enter"]
+    assert [line["fence"] for line in entered] == [first.fence] * 2
+    assert lock_of() is None
+
+
+def test_a_retry_does_not_begin_before_its_predecessor_has_ended(prefork, workshop, scene):
+    # throw=False: the task goes on for a while after it has asked for its retry.
+    workshop.unique_retrying.apply_async((scene.name, 0, False), queue=prefork.queue)
+    scene.seen("leave", times=2)
+    assert scene.events() == ["enter", "leave"] * 2
+
+
+def test_a_duplicate_of_a_task_in_its_countdown_returns_its_result(prefork, workshop, scene):
+    first = workshop.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
+    scene.seen("enter")
+    second = workshop.unique_retrying.apply_async((scene.name,), queue=prefork.queue)
+    assert second.id == first.id
+    assert second.get(timeout=30) == 1
+
+
+def test_revoking_a_retry_in_its_countdown_releases(prefork, workshop, scene, lock_of, eventually):
+    result = workshop.unique_retrying.apply_async((scene.name, 2), queue=prefork.queue)
+    eventually(lambda: result.state == "RETRY")
+    assert lock_of() is not None
+    result.revoke()
+    eventually(lambda: lock_of() is None)
+
+
+def test_autoretry_keeps_the_lock_too(prefork, workshop, scene, lock_of, eventually):
+    result = workshop.unique_autoretrying.apply_async((scene.name,), queue=prefork.queue)
+    eventually(lambda: result.state == "RETRY")
+    assert lock_of().fence == "000000000000001"
+    assert result.get(timeout=60) == 1
+    assert [line["fence"] for line in scene.notes()] == ["000000000000001"] * 2
+    assert lock_of() is None
+
+
+def test_autoretry_lets_go_when_its_retries_are_used_up(prefork, workshop, scene, lock_of):
+    result = workshop.unique_autoretrying.apply_async((scene.name, True), queue=prefork.queue)
+    with pytest.raises(workshop.Flaky):
+        result.get(timeout=60)
+    assert lock_of() is None
+
+
+def test_the_lock_id_is_in_that_one_message_only(prefork, workshop, scene, broker, eventually):
+    queue = f"aside-{scene.name}"
+    workshop.unique_parent.apply_async((scene.name,), queue=queue)
+    (luggage,) = header_in(broker, queue)
+    lock_id = luggage["lock"]
+    with broker.client() as client:
+        message = json.loads(client.lpop(queue))
+        message["properties"]["delivery_info"]["routing_key"] = prefork.queue
+        client.lpush(prefork.queue, json.dumps(message))
+        # The child goes to the default queue, which nobody serves here.
+        scene.seen("enter")
+        child = eventually(
+            lambda: [m for m in client.lrange("prefork", 0, -1) if scene.name.encode() in m]
+        )
+        assert lock_id.encode() not in child[0]
+        assert "fences" in json.loads(child[0])["headers"][HEADER]
+    assert lock_id not in json.dumps(scene.notes())
+    assert lock_id not in prefork.log
+    assert "TaskPool: Apply" in prefork.log  # the line that prints a request
+
+
+def test_a_retry_that_keeps_the_lock_carries_a_fresh_id(start_worker, workshop, scene, broker):
+    worker = start_worker("solo", 1)
+    aside = f"aside-{scene.name}"
+    workshop.unique_retrying.apply_async((scene.name, 30), queue=aside)
+    (luggage,) = header_in(broker, aside)
+    with broker.client() as client:
+        message = json.loads(client.lpop(aside))
+        message["properties"]["delivery_info"]["routing_key"] = worker.queue
+        client.lpush(worker.queue, json.dumps(message))
+        scene.seen("enter")
+        worker_dead = worker.process
+        deadline = time.monotonic() + 20
+        found = []
+        while not found and time.monotonic() < deadline:
+            held = [json.loads(v)[0] for v in client.hgetall("unacked").values()]
+            found = [
+                m["headers"][HEADER]
+                for m in held
+                if scene.name in json.dumps(m["headers"]) and m["headers"]["retries"] == 1
+            ]
+        os.kill(worker_dead.pid, signal.SIGKILL)
+    assert found[0]["lock"] != luggage["lock"]
+    assert scene.notes()[0]["header"] == {}
