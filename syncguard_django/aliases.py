@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -94,14 +94,14 @@ class AsyncLocks:
             home = self._homes.get(loop)
             if home is None:
                 self._leave_closed_loops()
-                home = self._homes[loop] = _Home()
+                home = self._homes[loop] = _Home(lambda: self._homes.pop(loop, None))
         return home.backend(settings)
 
     def __iter__(self) -> Iterator[str]:
         return iter(configuration().names)
 
     def _leave_closed_loops(self) -> None:
-        # A loop that ended without shutting down its generators: its connections keep it alive.
+        # Loops that ended without shutting down their generators, which would keep them alive.
         for loop in [loop for loop in self._homes if loop.is_closed()]:
             del self._homes[loop]
 
@@ -109,7 +109,8 @@ class AsyncLocks:
 class _Home:
     """The backends of one event loop. Touched by that loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, move_out: Callable[[], object]) -> None:
+        self._move_out = move_out
         self._kept: dict[str, _Kept] = {}
         self._retired: list[_Kept] = []
         # asyncio.run() and every other orderly end of a loop closes the asynchronous generators
@@ -138,10 +139,8 @@ class _Home:
         try:
             yield
         finally:
-            leaving = [*self._kept.values(), *self._retired]
-            self._kept.clear()
-            self._retired.clear()
-            for kept in leaving:
+            self._move_out()
+            for kept in (*self._kept.values(), *self._retired):
                 await kept.bare.aclose()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
 from syncguard_django import locks
 from syncguard_django.signals import (
     lock_acquired,
@@ -37,6 +39,27 @@ def backend(configure):
     """The backend of the alias ``default``, on an empty Redis."""
     configure()
     return locks["default"]
+
+
+@pytest.fixture(scope="session")
+def crowded_redis():
+    """A Redis with 10,000 live locks and 200,000 idle fence counters. Do not change it."""
+    with RedisServer() as server, server.client() as client:
+        backend = RedisBackend(client, key_prefix="testsite")
+        for number in range(10_000):
+            backend.acquire(f"invoice:{number}", ttl_ms=3_600_000 + number, holder=f"w-{number}")
+        backend.close()
+        for start in range(0, 200_000, 20_000):
+            counters = range(start, start + 20_000)
+            client.mset({f"testsite:fence:testsite:old:{number}": "1" for number in counters})
+        yield server
+
+
+@pytest.fixture
+def many_locks(settings, crowded_redis):
+    """The test site on the crowded Redis."""
+    settings.SYNCGUARD = {"default": {"LOCATION": crowded_redis.url, "KEY_PREFIX": "testsite"}}
+    return crowded_redis
 
 
 @pytest.fixture

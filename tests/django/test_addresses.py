@@ -62,7 +62,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("location", MALFORMED)
 def test_what_is_no_address_is_refused_without_quoting_it(location):
-    with pytest.raises(ValueError, match="^$") as raised:
+    with pytest.raises(ValueError, match=r"^$") as raised:
         parse(location)
     assert raised.value.__suppress_context__
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 SECRET_KEY = "only-for-tests"
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
 ROOT_URLCONF = "testsite.urls"
@@ -12,8 +14,14 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
-# Nobody listens there: a test that wants a Redis asks for a fixture.
-SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0", "KEY_PREFIX": "testsite"}}
+# Nobody listens there: a test that wants a Redis asks for a fixture, and names it to programs that
+# it starts.
+SYNCGUARD = {
+    "default": {
+        "LOCATION": os.environ.get("SYNCGUARD_TEST_URL", "redis://127.0.0.1:1/0"),
+        "KEY_PREFIX": "testsite",
+    }
+}
 
 INSTALLED_APPS = [
     "django.contrib.admin",

@@ -1,0 +1,194 @@
+"""The decorator: functions and views, plain and async, and what a locked-out caller gets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from django.test import AsyncClient, Client
+from testsite.views import AT_ONCE
+
+from syncguard import LockError
+from syncguard_django import alocks, current_lock, locked, locks
+
+
+@locked(key="invoice:{invoice_id}", acquisition=AT_ONCE, holder="settle")
+def settle(invoice_id):
+    return locks["default"].lookup(key=f"invoice:{invoice_id}").holder
+
+
+def test_a_function_holds_the_lock_of_its_arguments_while_it_runs(backend):
+    assert settle(42) == "settle"
+    assert not backend.is_locked("invoice:42")
+
+
+def test_a_function_that_cannot_get_its_lock_raises(backend):
+    with backend.acquire("invoice:42", ttl_ms=10_000):
+        with pytest.raises(LockError) as raised:
+            settle(invoice_id=42)
+    assert raised.value.code == "AcquisitionTimeout"
+
+
+def test_a_function_keeps_its_name_and_its_errors(backend):
+    @locked(key="report")
+    def report():
+        """Builds the report."""
+        raise ZeroDivisionError
+
+    assert report.__name__ == "report"
+    assert report.__doc__ == "Builds the report."
+    with pytest.raises(ZeroDivisionError):
+        report()
+    assert not backend.is_locked("report")
+
+
+def test_the_lock_can_be_asked_for_its_fence(configure):
+    configure()
+
+    @locked(key="outer")
+    def outer():
+        return current_lock().fence, inner(), current_lock().fence
+
+    @locked(key="inner")
+    def inner():
+        return current_lock().fence
+
+    inner()
+    assert outer() == ("000000000000001", "000000000000002", "000000000000001")
+    assert current_lock() is None
+
+
+def test_an_async_function_holds_its_lock_natively(configure):
+    configure()
+
+    @locked(key="invoice:{invoice_id}", acquisition=AT_ONCE)
+    async def asettle(invoice_id):
+        assert await alocks["default"].is_locked(f"invoice:{invoice_id}")
+        with pytest.raises(LockError) as raised:
+            await asettle(invoice_id)
+        assert raised.value.code == "AcquisitionTimeout"
+        return current_lock().fence
+
+    assert asyncio.run(asettle(42)) == "000000000000001"
+    assert not locks["default"].is_locked("invoice:42")
+
+
+def test_a_generator_is_refused(configure):
+    configure()
+
+    def rows():
+        yield 1
+
+    with pytest.raises(LockError, match="a generator runs after its call"):
+        locked(key="rows")(rows)
+
+
+def test_decorating_reads_no_setting(settings):
+    settings.SYNCGUARD = None
+
+    @locked(key="x")
+    def later(): ...
+
+    assert callable(later)
+
+
+def test_a_decorated_function_follows_a_changed_setting(configure):
+    configure(KEY_PREFIX="before")
+    assert settle(42) == "settle"
+    configure(KEY_PREFIX="after")
+    assert settle(42) == "settle"
+
+
+# Views
+
+
+@pytest.mark.parametrize("url", ["/settle/42/", "/asettle/42/", "/class/42/"])
+def test_a_view_is_locked(backend, url):
+    assert Client().get(url).content == b"000000000000001"
+    assert not backend.is_locked("invoice:42")
+
+
+@pytest.mark.parametrize("url", ["/settle/42/", "/asettle/42/", "/class/42/"])
+def test_a_view_that_cannot_get_its_lock_answers_423_and_when_to_come_again(backend, url):
+    with backend.acquire("invoice:42", ttl_ms=20_000):
+        response = Client().get(url)
+        assert Client().get(url.replace("42", "43")).status_code == 200
+    assert response.status_code == 423
+    assert 18 <= int(response["Retry-After"]) <= 20
+
+
+def test_retry_after_never_promises_more_than_the_view_itself_would_take(backend):
+    with backend.acquire("invoice:42", ttl_ms=3_600_000):
+        assert Client().get("/settle/42/")["Retry-After"] == "30"
+
+
+@pytest.mark.parametrize("url", ["/settle/42/", "/asettle/42/"])
+def test_async_and_plain_views_are_locked_under_asgi(configure, url):
+    configure()
+
+    async def visit():
+        client = AsyncClient()
+        free = await client.get(url)
+        async with await alocks["default"].acquire("invoice:42", ttl_ms=20_000):
+            busy = await client.get(url)
+        return free, busy
+
+    free, busy = asyncio.run(visit())
+    assert (free.status_code, busy.status_code) == (200, 423)
+    assert free.content == b"000000000000001"
+    assert int(busy["Retry-After"]) <= 20
+
+
+def test_many_async_requests_at_once_get_the_lock_one_by_one(configure):
+    configure()
+
+    async def visit():
+        client = AsyncClient()
+        return await asyncio.gather(*(client.get("/asettle/42/") for _ in range(10)))
+
+    answers = [(r.status_code, r.content) for r in asyncio.run(visit())]
+    fences = [content for status, content in answers if status == 200]
+    assert fences
+    assert len(set(fences)) == len(fences)
+
+
+def test_a_nested_lock_that_times_out_is_not_the_views_own(configure):
+    configure()
+    from django.test import RequestFactory
+
+    @locked(key="outer")
+    def view(request):
+        assert request.method == "GET"
+        with locks["default"].acquire("inner", ttl_ms=9_000):
+            settle_inner()
+
+    @locked(key="inner", acquisition=AT_ONCE)
+    def settle_inner(): ...
+
+    with pytest.raises(LockError):
+        view(RequestFactory().get("/"))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_view_whose_redis_dies_while_it_is_refused_still_answers(backend, monkeypatch, is_async):
+    def gone(*_args, **_kwargs):
+        raise LockError("ServiceUnavailable")
+
+    kept = backend.acquire("invoice:42", ttl_ms=20_000)
+    if is_async:
+        from syncguard.redis import AsyncRedisBackend
+
+        monkeypatch.setattr(AsyncRedisBackend, "lookup", gone)
+    else:
+        monkeypatch.setattr(type(backend), "lookup", gone)
+    response = Client().get("/asettle/42/" if is_async else "/settle/42/")
+    assert (response.status_code, response["Retry-After"]) == (423, "30")
+    kept.release()
+
+
+def test_a_view_whose_redis_is_down_does_not_pretend_to_be_locked(configure, syncguard_redis):
+    configure()
+    syncguard_redis.kill()
+    with pytest.raises(LockError) as raised:
+        Client().get("/settle/42/")
+    assert raised.value.code == "ServiceUnavailable"

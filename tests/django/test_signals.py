@@ -1,0 +1,159 @@
+"""Signals: off unless asked, sent for what happens to a lock, harmless when they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import pytest
+
+from syncguard import Acquisition, LockError, LockLost, hash_key
+from syncguard_django import alock, alocks, lock, locks
+from syncguard_django.signals import lock_acquired, lock_lost
+
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+
+
+def names(received):
+    return [name for name, _ in received]
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_without_telemetry_nothing_is_sent(backend, received):
+    with lock("invoice:42", auto_extend=True):
+        assert backend.acquire("invoice:42").ok is False
+    assert received == []
+
+
+def test_a_lock_is_acquired_contended_extended_and_released(configure, received):
+    configure(TELEMETRY=True)
+    with lock("invoice:42") as held:
+        with pytest.raises(LockError), lock("invoice:42", acquisition=AT_ONCE):
+            pass
+        locks["default"].extend(held.lock_id, 30_000)
+    assert names(received) == ["acquired", "contended", "extended", "released"]
+
+
+def test_a_signal_carries_hashes_and_no_raw_identifiers(configure, received):
+    configure(TELEMETRY=True)
+    with lock("invoice:42") as held:
+        pass
+    event = received[0][1]
+    assert (event.key_hash, event.lock_id_hash) == (hash_key("invoice:42"), hash_key(held.lock_id))
+    assert "invoice:42" not in repr(received)
+    assert held.lock_id not in repr(received)
+    assert event.key is event.lock_id is None
+
+
+def test_questions_are_not_signalled(configure, received):
+    configure(TELEMETRY=True)
+    assert not locks["default"].is_locked("invoice:42")
+    assert locks["default"].lookup(key="invoice:42") is None
+    assert received == []
+
+
+def test_a_fault_is_no_contention(configure, received, syncguard_redis):
+    configure(TELEMETRY=True)
+    syncguard_redis.kill()
+    with pytest.raises(LockError):
+        locks["default"].acquire("invoice:42")
+    assert received == []
+
+
+def test_a_lost_lock_is_signalled_once(configure, received, syncguard_redis):
+    configure(TELEMETRY=True)
+    with pytest.raises(LockLost), lock("invoice:42", ttl_ms=300, auto_extend=True):
+        with syncguard_redis.client() as client:
+            client.flushall()
+        wait_for(lambda: "lost" in names(received))
+    assert names(received).count("lost") == 1
+
+
+def test_a_lock_that_is_lost_because_redis_is_gone_is_signalled(
+    configure, received, syncguard_redis
+):
+    configure(TELEMETRY=True)
+    told = []
+    with (
+        pytest.raises(LockLost),
+        lock("invoice:42", ttl_ms=300, auto_extend=True, on_lost=told.append) as held,
+    ):
+        syncguard_redis.kill()
+        wait_for(lambda: told)
+    assert told == [held]
+    assert names(received) == ["acquired", "lost"]
+
+
+def test_a_callback_without_arguments_is_called_too(configure, syncguard_redis):
+    configure(TELEMETRY=True)
+    told = []
+    with pytest.raises(LockLost), lock("invoice:42", ttl_ms=300, on_lost=lambda: told.append(1)):
+        syncguard_redis.kill()
+        wait_for(lambda: told)
+    assert told == [1]
+
+
+def test_a_receiver_that_fails_harms_no_lock(configure, caplog):
+    configure(TELEMETRY=True)
+
+    def broken(**_kwargs):
+        raise ZeroDivisionError
+
+    lock_acquired.connect(broken)
+    try:
+        with caplog.at_level(logging.ERROR, "django.dispatch"), lock("invoice:42") as held:
+            held.ensure_held()
+    finally:
+        lock_acquired.disconnect(broken)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_an_asyncio_lock_is_signalled_in_the_background(configure, received):
+    configure(TELEMETRY=True)
+
+    async def run():
+        async with alock("invoice:42") as held:
+            assert (await alocks["default"].acquire("invoice:42")).ok is False
+            await alocks["default"].lookup(key="invoice:42")
+            await alocks["default"].extend(held.lock_id)
+        while len(received) < 4:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert sorted(names(received)) == ["acquired", "contended", "extended", "released"]
+
+
+@pytest.mark.parametrize("with_callback", [False, True])
+def test_a_lost_asyncio_lock_is_signalled(configure, syncguard_redis, with_callback):
+    configure(TELEMETRY=True)
+    told = []
+
+    async def receive(**_kwargs):
+        told.append("signal")
+
+    async def on_lost():
+        told.append("callback")
+
+    async def run():
+        options = {"on_lost": on_lost} if with_callback else {}
+        with pytest.raises(LockLost):
+            async with alock("invoice:42", ttl_ms=300, auto_extend=True, **options):
+                syncguard_redis.kill()
+                while "signal" not in told:
+                    await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+
+    lock_lost.connect(receive)
+    try:
+        asyncio.run(asyncio.wait_for(run(), 10))
+    finally:
+        lock_lost.disconnect(receive)
+    assert told.count("signal") == 1
+    assert told.count("callback") == int(with_callback)

@@ -1,0 +1,393 @@
+"""``manage.py syncguard_status``: what it shows, in which form, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from syncguard import format_fence, hash_key
+from syncguard.testing import RedisServer
+from syncguard_django import locks
+from syncguard_django.durations import for_people
+
+HERE = Path(__file__).parent
+
+
+class Result:
+    def __init__(self, out, err, code):
+        self.out, self.err, self.code = out, err, code
+
+
+def run(*arguments):
+    out, err = io.StringIO(), io.StringIO()
+    code = 0
+    try:
+        call_command("syncguard_status", *arguments, stdout=out, stderr=err)
+    except SystemExit as ended:
+        code = ended.code
+    return Result(out.getvalue(), err.getvalue(), code)
+
+
+def run_json(*arguments):
+    return json.loads(run("--format", "json", *arguments).out)
+
+
+@pytest.fixture
+def two_aliases(settings, syncguard_redis):
+    settings.SYNCGUARD = {
+        name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
+    }
+
+
+@pytest.mark.usefixtures("backend")
+def test_no_locks_is_said_in_words():
+    assert run().out == "No live locks.\n"
+
+
+def test_live_locks_are_an_aligned_table(backend):
+    with backend.acquire("invoice:42", ttl_ms=65_000, holder="worker-7") as one:
+        with backend.acquire("invoice:43", ttl_ms=90_000_000):
+            lines = run().out.splitlines()
+    assert re.split(r"\s{2,}", lines[0]) == [
+        "KEY HASH",
+        "HOLDER",
+        "FENCE",
+        "ACQUIRED",
+        "EXPIRES IN",
+        "LOCK-ID HASH",
+    ]
+    first, second = (re.split(r"\s{2,}", line) for line in lines[1:])
+    assert first[:3] == [hash_key("invoice:42"), "worker-7", format_fence(1)]
+    assert first[3] == "under 1 s ago"
+    assert first[4] in ("1 min 4 s", "1 min 5 s")
+    assert first[5] == hash_key(one.lock_id)
+    assert second[1] == "-"
+    assert second[4] in ("1 d 0 h", "1 d 1 h")
+    starts = [[match.start() for match in re.finditer(r"(?<=\s\s)\S", line)] for line in lines]
+    assert starts[0] == starts[1] == starts[2]
+
+
+def test_more_locks_than_the_limit_are_counted(backend):
+    for number in range(5):
+        backend.acquire(f"invoice:{number}", ttl_ms=60_000 + number)
+    lines = run("--limit", "2").out.splitlines()
+    assert len(lines) == 4
+    assert lines[-1] == "2 of 5 live locks, soonest to expire first."
+    assert lines[1].startswith(hash_key("invoice:0"))
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_several_aliases_are_shown_with_their_names():
+    with locks["one"].acquire("a", ttl_ms=60_000), locks["two"].acquire("b", ttl_ms=50_000):
+        lines = run().out.splitlines()
+        only = run("--using", "two").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ALIAS", "two", "one"]
+    assert only[0].startswith("KEY HASH")
+    assert len(only) == 2
+
+
+@pytest.mark.usefixtures("backend")
+def test_an_unknown_alias_is_an_error():
+    with pytest.raises(CommandError, match="no such alias; it has default"):
+        run("--using", "other")
+
+
+def test_json_has_the_names_of_the_specification_and_milliseconds(backend):
+    with backend.acquire("invoice:42", ttl_ms=60_000, holder="me") as held:
+        [row] = run_json()
+    assert row["expiresAtMs"] == held.expires_at_ms
+    assert 0 <= row["heldMs"] < 5_000
+    assert 50_000 < row["expiresInMs"] <= 60_000
+    assert {name: row[name] for name in ("alias", "keyHash", "lockIdHash", "holder", "fence")} == {
+        "alias": "default",
+        "keyHash": hash_key("invoice:42"),
+        "lockIdHash": hash_key(held.lock_id),
+        "holder": "me",
+        "fence": format_fence(1),
+    }
+
+
+def test_ndjson_is_one_object_a_line(backend):
+    assert run("--format", "ndjson").out == ""
+    backend.acquire("a", ttl_ms=60_000)
+    backend.acquire("b", ttl_ms=60_000)
+    lines = run("--format", "ndjson").out.splitlines()
+    assert {json.loads(line)["keyHash"] for line in lines} == {hash_key("a"), hash_key("b")}
+
+
+def test_a_key_is_looked_up_raw_and_shown_sanitized(backend):
+    with backend.acquire("invoice:42", ttl_ms=60_000):
+        backend.acquire("invoice:43", ttl_ms=60_000)
+        found = run("--key", "invoice:42").out
+    assert hash_key("invoice:42") in found
+    assert hash_key("invoice:43") not in found
+    assert "invoice" not in found
+    assert run("--key", "invoice:42").out == "Not locked.\n"
+    assert run_json("--key", "invoice:42") == []
+
+
+def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
+    held = backend.acquire("invoice:42", ttl_ms=60_000)
+    found = run("--lock-id", held.lock_id).out
+    assert hash_key(held.lock_id) in found
+    assert held.lock_id not in found
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_malformed_lock_id_is_one_line():
+    result = run("--lock-id", "short")
+    assert result.code == 2
+    assert result.err.startswith("default: InvalidArgument: a lock id has exactly 22 characters")
+    assert len(result.err.splitlines()) == 1
+
+
+def test_locks_can_only_be_counted(backend):
+    backend.acquire("a", ttl_ms=60_000)
+    assert run("--count").out == "1\n"
+    assert run_json("--count") == [{"alias": "default", "liveLocks": 1}]
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_the_locks_of_each_alias_are_counted():
+    locks["two"].acquire("a", ttl_ms=60_000)
+    assert run("--count").out == "one: 0\ntwo: 1\n"
+
+
+def test_a_holder_cannot_move_the_cursor(backend, syncguard_redis):
+    backend.acquire("a", ttl_ms=60_000, holder="me")
+    with syncguard_redis.client() as client:
+        record = json.loads(client.get("testsite:a"))
+        record["holder"] = "x\x1b[2Jy"
+        client.set("testsite:a", json.dumps(record), keepttl=True)
+    assert "x?[2Jy" in run().out
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x"])
+@pytest.mark.usefixtures("backend")
+def test_a_limit_is_a_whole_number_above_0(text):
+    with pytest.raises(CommandError, match="whole number above 0"):
+        run(f"--limit={text}")
+
+
+@pytest.mark.parametrize("text", ["0", "x", "nan"])
+@pytest.mark.usefixtures("backend")
+def test_watching_needs_a_sensible_interval(text):
+    with pytest.raises(CommandError, match="number of seconds"):
+        run(f"--watch={text}")
+
+
+# Redis is down
+
+
+@pytest.mark.parametrize("arguments", [(), ("--count",), ("--key", "a"), ("--check",)])
+def test_a_dead_redis_is_one_line_with_the_alias_and_the_code(settings, arguments):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://:hunter2@127.0.0.1:1/0"}}
+    result = run(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert result.err.startswith("default: ServiceUnavailable: ")
+    assert len(result.err.splitlines()) == 1
+    assert "hunter2" not in result.err
+
+
+def test_a_wrong_password_is_one_line(settings):
+    with RedisServer(password="right") as server:
+        settings.SYNCGUARD = {"default": {"LOCATION": server.url.replace("right", "hunter2")}}
+        result = run("--check")
+    assert result.code == 2
+    assert result.err.startswith("default: AuthFailed: ")
+    assert "hunter2" not in result.err + result.out
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_redis_that_does_not_answer_does_not_hang_the_command(syncguard_redis):
+    started = time.monotonic()
+    with syncguard_redis.paused():
+        result = run()
+    assert result.code == 2
+    assert result.err.startswith("default: NetworkTimeout: ")
+    assert time.monotonic() - started < 10
+
+
+def test_the_locks_of_a_live_redis_are_shown_beside_a_dead_one(settings, syncguard_redis):
+    settings.SYNCGUARD = {
+        "dead": {"LOCATION": "redis://127.0.0.1:1/0"},
+        "live": {"LOCATION": syncguard_redis.url},
+    }
+    locks["live"].acquire("a", ttl_ms=60_000)
+    result = run()
+    assert hash_key("a") in result.out
+    assert result.err.startswith("dead: ServiceUnavailable: ")
+    assert result.code == 2
+
+
+def test_the_settings_of_an_alias_may_be_wrong(settings):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://", "BACKEND": "nowhere.Backend"}}
+    result = run()
+    assert result.code == 2
+    assert result.err.startswith("default: ImproperlyConfigured: ")
+
+
+# --check
+
+
+def test_a_healthy_server_ends_with_0(settings):
+    with RedisServer(aof=True) as server:
+        settings.SYNCGUARD = {"default": {"LOCATION": server.url}}
+        locks["default"].acquire("a", ttl_ms=60_000)
+        result = run("--check")
+        [report] = run_json("--check")
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert lines[0] == "default: healthy"
+    facts = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:])
+    assert re.fullmatch(r"Redis \d+\.\d+\.\d+, primary", facts["server"])
+    assert facts["persistence"] == "AOF on, RDB off"
+    assert facts["maxmemory-policy"] == "noeviction"
+    assert (facts["live locks"], facts["fence counters"]) == ("1", "1")
+    assert report["healthy"] is True
+    assert report["findings"] == []
+    assert (report["aof"], report["rdb"], report["role"]) == (True, False, "primary")
+    assert report["roundTripMs"] >= 0
+    assert abs(report["clockOffsetMs"]) < 1_000
+
+
+def test_warnings_end_with_1(settings):
+    with RedisServer(config=["maxmemory-policy allkeys-lru"]) as server:
+        settings.SYNCGUARD = {"default": {"LOCATION": server.url}}
+        result = run("--check")
+        [report] = run_json("--check")
+    assert result.code == 1
+    assert result.out.startswith("default: warnings\n")
+    assert "maxmemory-policy is allkeys-lru, not noeviction" in result.out
+    assert "nothing is written to disk" in result.out
+    assert len(report["findings"]) == 2
+    assert report["healthy"] is False
+
+
+def test_an_unreachable_server_is_also_an_object(settings):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    [report] = run_json("--check")
+    assert report["alias"] == "default"
+    assert report["error"]["code"] == "ServiceUnavailable"
+
+
+# As a program
+
+
+def program(url, *arguments, **options):
+    environment = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "testsite.settings",
+        "PYTHONPATH": str(HERE),
+        "SYNCGUARD_TEST_URL": url,
+        "PYTHONUNBUFFERED": "1",
+    }
+    command = [sys.executable, "-m", "django", "syncguard_status", *arguments]
+    return subprocess.Popen(command, env=environment, **options)
+
+
+def read_until(descriptor, count, needle):
+    seen = b""
+    deadline = time.monotonic() + 60
+    while seen.count(needle) < count:
+        assert time.monotonic() < deadline, seen
+        seen += os.read(descriptor, 65536)
+    return seen
+
+
+def test_in_a_pipe_there_are_no_colours(backend, syncguard_redis):
+    backend.acquire("a", ttl_ms=60_000)
+    process = program(syncguard_redis.url, stdout=subprocess.PIPE, text=True)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert hash_key("a") in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_pipe_that_closes_early_is_no_error(syncguard_redis):
+    process = program(
+        syncguard_redis.url, "--watch", "0.1", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    read_until(process.stdout.fileno(), 1, b"No live locks")
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_on_a_terminal_it_redraws_in_place_and_ctrl_c_leaves_cleanly(backend, syncguard_redis):
+    backend.acquire("a", ttl_ms=60_000)
+    ours, theirs = pty.openpty()
+    process = program(
+        syncguard_redis.url, "--watch", "0.1", stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    seen = read_until(ours, 3, b"\x1b[H")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 0
+    os.close(ours)
+    assert b"KEY HASH" in seen
+    assert b"\x1b[J" in seen
+    assert b"Traceback" not in seen
+
+
+@pytest.mark.usefixtures("backend", "syncguard_redis")
+def test_watching_a_redis_that_dies_goes_on():
+    with RedisServer() as server:
+        process = program(server.url, "--watch", "0.1", stdout=subprocess.PIPE)
+        descriptor = process.stdout.fileno()
+        read_until(descriptor, 1, b"No live locks")
+        server.kill()
+        read_until(descriptor, 2, b"ServiceUnavailable")
+        server.restart()
+        read_until(descriptor, 1, b"No live locks")
+        process.send_signal(signal.SIGINT)
+        process.stdout.read()
+        assert process.wait(timeout=60) == 0
+        process.stdout.close()
+
+
+# Many
+
+
+def test_10000_locks_and_200000_fence_counters_cost_a_bounded_number_of_commands(many_locks):
+    server = many_locks
+    run("--limit", "100")
+    before = server.commands_processed()
+    result = run("--limit", "100")
+    after = server.commands_processed()
+    spent = {name: after[name] - before.get(name, 0) for name in after}
+    assert "100 of 10,000 live locks" in result.out
+    assert sum(spent.values()) <= 20, spent
+    assert not spent.get("scan")
+    assert not spent.get("keys")
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [
+        (-5, "under 1 s"),
+        (999, "under 1 s"),
+        (1_000, "1 s"),
+        (59_999, "59 s"),
+        (60_000, "1 min 0 s"),
+        (3_599_999, "59 min 59 s"),
+        (3_600_000, "1 h 0 min"),
+        (86_400_000 * 2 + 3_600_000 * 4, "2 d 4 h"),
+    ],
+)
+def test_durations_are_for_people(ms, text):
+    assert for_people(ms) == text
