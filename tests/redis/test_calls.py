@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 
 import pytest
 
@@ -12,7 +13,8 @@ from syncguard.backend import Refusal
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import CLEANUP_GUARD_MS, FENCE_MAX, TIME_TOLERANCE_MS
 from syncguard.redis import scripts
-from syncguard.redis.calls import Calls, sanitized
+from syncguard.redis.calls import Calls
+from syncguard.redis.replies import sanitized
 from syncguard.types import LockInfo
 
 ID = "A" * 22
@@ -205,7 +207,7 @@ def test_whether_a_record_is_live_is_decided_by_the_one_predicate(calls, monkeyp
         asked.append((expires_at_ms, now_ms, tolerance_ms))
         return False
 
-    monkeypatch.setattr("syncguard.redis.calls.is_live", predicate)
+    monkeypatch.setattr("syncguard.redis.replies.is_live", predicate)
     assert calls.lookup("k", None).read([record(), *TIME]) is None
     assert asked == [(NOW + 5_000, redis_server_time_ms(tuple(TIME)), TIME_TOLERANCE_MS)]
 

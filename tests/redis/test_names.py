@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -164,3 +165,26 @@ def test_elsewhere_there_is_one_space_and_no_bucket():
     names = Names("app")
     assert len(names.spaces()) == 1
     assert names.of("k").bucket == ""
+
+
+# -- the reference --------------------------------------------------------------------------------
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "redis-storage.md"
+EXAMPLE = re.compile(r"^\| (\d+) bytes \| (\d+) bytes \| (\w+) \|$", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("prefix_bytes", "key_bytes", "stored"), EXAMPLE.findall(REFERENCE.read_text("utf-8"))
+)
+def test_the_limits_are_documented_with_examples_that_are_true(prefix_bytes, key_bytes, stored):
+    prefix, key = "p" * int(prefix_bytes), "k" * int(key_bytes)
+    if stored == "refused":
+        refused(Names, prefix)
+    else:
+        assert (Names(prefix).of(key).lock == f"{prefix}:{key}") == (stored == "plain")
+
+
+def test_the_price_of_cleaning_up_is_documented():
+    text = REFERENCE.read_text("utf-8")
+    assert "cleanup_in_is_locked=True" in text
+    assert "In tests" in text

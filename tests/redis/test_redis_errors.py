@@ -147,7 +147,7 @@ def test_a_server_that_is_gone_is_unavailable(syncguard_redis, backend):
 
 
 def test_a_server_that_does_not_answer_is_a_network_timeout(syncguard_redis, make_backend):
-    backend = make_backend(client={"socket_timeout": 0.2})
+    backend = make_backend(client={"socket_timeout": 0.5})
     backend.is_locked("k")
     with syncguard_redis.paused():
         assert code_of(lambda: backend.acquire("k")) == "NetworkTimeout"

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import redis
 
+from syncguard import LockError
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import BlockingFacade, LoopThread, RedisServer
 
@@ -40,6 +41,26 @@ def test_one_operation_is_one_round_trip(syncguard_redis, backend):
     lock = backend.acquire("k", 60_000)
     backend.release(lock.lock_id)
     assert calls(syncguard_redis, before, "evalsha") == 2
+
+
+def test_a_mutation_that_finds_nothing_asks_no_further(syncguard_redis, backend):
+    """The reason that telemetry shows comes with the answer, or not at all."""
+    lock = backend.acquire("k", 60_000)
+    backend.release(lock.lock_id)
+    backend.extend(lock.lock_id)
+    before = syncguard_redis.commands_processed()
+    assert backend.release(lock.lock_id).reason == "not-found"
+    assert backend.extend(lock.lock_id).reason == "not-found"
+    assert calls(syncguard_redis, before, "evalsha") == 2
+    assert calls(syncguard_redis, before, "eval") == 0
+
+
+def test_one_after_the_other_operations_share_one_connection(client, backend):
+    use(backend)
+    before = client.info("stats")["total_connections_received"]
+    for _ in range(10):
+        use(backend)
+    assert client.info("stats")["total_connections_received"] == before
 
 
 def test_scripts_are_brought_back_after_a_script_flush(client, backend):
@@ -143,8 +164,6 @@ def test_clients_of_every_setting_give_the_same_answers(make_backend, decode_res
 
 
 def test_the_wrong_kind_of_client_is_refused(syncguard_redis):
-    from syncguard import LockError
-
     with syncguard_redis.client() as client, pytest.raises(LockError, match="asyncio") as caught:
         AsyncRedisBackend(client)
     assert caught.value.code == "InvalidArgument"

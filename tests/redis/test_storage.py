@@ -82,7 +82,17 @@ def test_the_ttl_in_redis_ends_at_the_expiry_in_the_record(client, lock):
     ttl, (seconds, microseconds) = ask(keys=["syncguard:invoice:42"])
     now_ms = int(seconds) * 1000 + int(microseconds) // 1000
     # Redis keeps the start of the script as its time, and TIME tells the present.
-    assert abs(now_ms + ttl - lock.expires_at_ms) <= 50
+    assert abs(now_ms + ttl - lock.expires_at_ms) <= 1_000
+
+
+def test_a_lock_takes_less_than_a_kilobyte(client, make_backend):
+    backend = make_backend(key_prefix="mem")
+    backend.acquire("first", 60_000)
+    before = client.memory_usage("mem:id::live")
+    lock = backend.acquire("invoice:2026:000042", 60_000, holder="worker-7@host-12")
+    names = ["mem:invoice:2026:000042", f"mem:id:{lock.lock_id}"]
+    listed = client.memory_usage("mem:id::live") - before
+    assert sum(client.memory_usage(name) for name in names) + listed < 1024
 
 
 def test_the_fence_counter_has_no_ttl_and_survives_the_lock(client, backend, lock):

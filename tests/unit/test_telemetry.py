@@ -143,6 +143,21 @@ def test_leaving_a_block_reports_the_release(backend, events):
     assert [event.type for event in events] == ["acquire", "release"]
 
 
+def test_every_event_is_of_a_known_kind_with_a_known_result_and_reason(backend, events):
+    lock_id = backend.acquire("k", 60_000).lock_id
+    backend.acquire("k", 60_000)
+    backend.extend(lock_id)
+    lock_id = backend.adopt(lock_id).lock_id
+    backend.is_locked("k")
+    backend.lookup(key="k")
+    backend.release(lock_id)
+    backend.release(lock_id)
+    types = {"acquire", "release", "extend", "isLocked", "lookup"}
+    assert {event.type for event in events} == types
+    assert {event.result for event in events} == {"ok", "fail"}
+    assert {event.reason for event in events} == {None, "locked", "not-found"}
+
+
 def test_faults_are_reported_and_raised(server, backend, events):
     server.connected = False
     for operation in (

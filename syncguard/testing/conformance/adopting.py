@@ -43,7 +43,7 @@ class AdoptConformance(Setting):
         assert backend.lookup(lock_id=old.lock_id) is None
         assert backend.is_locked("k")
 
-    def test_the_new_ttl_replaces_the_old_one(self, backend: LockBackend) -> None:
+    def test_adopting_replaces_the_ttl(self, backend: LockBackend) -> None:
         old = acquired(backend, "k", LONG_MS)
         new = backend.adopt(old.lock_id, 10_000)
         info = backend.lookup(key="k")
