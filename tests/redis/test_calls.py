@@ -207,7 +207,9 @@ def test_whether_a_record_is_live_is_decided_by_the_one_predicate(calls, monkeyp
         asked.append((expires_at_ms, now_ms, tolerance_ms))
         return False
 
-    monkeypatch.setattr("syncguard.redis.replies.is_live", predicate)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("syncguard.redis.") and hasattr(module, "is_live"):
+            monkeypatch.setattr(module, "is_live", predicate)
     assert calls.lookup("k", None).read([record(), *TIME]) is None
     assert asked == [(NOW + 5_000, redis_server_time_ms(tuple(TIME)), TIME_TOLERANCE_MS)]
 
