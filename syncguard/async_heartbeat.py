@@ -15,12 +15,10 @@ from syncguard.backend import AsyncExtendChannel, AsyncLockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import AsyncCallingChannel
-from syncguard.heartbeat import CONNECT_MS, IDLE_MS
 from syncguard.held import Held
+from syncguard.lanes import IDLE_MS, connect_timeout_ms, patience_ms
 from syncguard.losing import announce_async
 from syncguard.schedule import Beat, Schedule
-
-_LEAST_PATIENCE_MS: Final = 50.0
 
 
 class AsyncLane:
@@ -127,15 +125,12 @@ class AsyncHeartbeat:
         beats, lane.waiting = lane.waiting, []
         try:
             if lane.channel is None:
-                least, most = CONNECT_MS
-                left = min(beat.lost_at_ms for beat in beats) - holder_clock_ms()
-                timeout_ms = min(most, max(least, left))
+                timeout_ms = connect_timeout_ms(beats)
                 lane.channel = await asyncio.wait_for(lane.open(timeout_ms), timeout_ms / 1000)
             sent_at_ms = lane.used_at_ms = holder_clock_ms()
-            patience_ms = max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat in beats) / 3)
             answers = await asyncio.wait_for(
                 lane.channel.extend([(beat.held.lock_id, beat.ttl_ms) for beat in beats]),
-                patience_ms / 1000,
+                patience_ms(beats) / 1000,
             )
         except Exception:
             for beat in beats:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
-import selectors
-import socket
 import threading
+import time
 from collections import deque
 from typing import Final
 
@@ -22,75 +22,13 @@ from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import CallingChannel, as_lock_error
 from syncguard.held import Held
+from syncguard.lanes import IDLE_MS, Lane, Post, connect_timeout_ms
 from syncguard.losing import announce
 from syncguard.schedule import Beat, Schedule
 
-IDLE_MS: Final = 5_000
-"""How long the thread, and a connection, outlive the last lock that needed them."""
+_logger = logging.getLogger("syncguard")
 
-CONNECT_MS: Final = (50.0, 5_000.0)
-"""The least and the most that connecting may take; between them, the nearest deadline decides."""
-
-_LEAST_PATIENCE_MS: Final = 50.0
-
-
-class Lane:
-    """One backend's way: its connection, what waits for it, and what it owes us."""
-
-    def __init__(self, backend: LockBackend) -> None:
-        self.backend = backend
-        self.channel: ExtendChannel | None = None
-        self.connecting = False
-        self.waiting: list[Beat[Lane]] = []
-        self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
-        self.watched = 0
-        self.used_at_ms = holder_clock_ms()
-
-    @property
-    def idle(self) -> bool:
-        unused_ms = holder_clock_ms() - self.used_at_ms
-        return self.watched == 0 and not self.connecting and unused_ms > IDLE_MS
-
-    def patience_ms(self) -> float:
-        """How long an answer may take before the connection is given up."""
-        return max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat, _ in self.in_flight) / 3)
-
-    def stalls_at_ms(self) -> float | None:
-        return self.in_flight[0][1] + self.patience_ms() if self.in_flight else None
-
-
-class Post:
-    """Where the thread sleeps: until a connection has news, somebody rings, or it is time."""
-
-    def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._clapper = socket.socketpair()
-        self._bell.setblocking(False)
-        self._clapper.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
-
-    def ring(self) -> None:
-        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody sleeps
-            self._clapper.send(b"!")
-
-    def watch(self, channel: ExtendChannel, lane: Lane) -> None:
-        self._selector.register(channel, selectors.EVENT_READ, lane)
-
-    def unwatch(self, channel: ExtendChannel) -> None:
-        with contextlib.suppress(Exception):  # a broken channel may have no descriptor any more
-            self._selector.unregister(channel)
-
-    def wait(self, timeout_s: float) -> list[Lane]:
-        """The lanes whose connections have news."""
-        ready = [key.data for key, _ in self._selector.select(timeout_s)]
-        if None in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._bell.recv(4096)
-        return [lane for lane in ready if lane is not None]
-
-    def close(self) -> None:
-        for each in (self._selector, self._bell, self._clapper):
-            each.close()
+_AFTER_A_BUG_S: Final = 0.05
 
 
 class Heartbeat:
@@ -167,17 +105,23 @@ class Heartbeat:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self, post: Post) -> None:
-        try:
-            while self._has_work():
-                self._give_up_and_collect()
-                for lane in self._lanes_now():
-                    self._pump(lane)
-                self._sleep(post)
-                self._take_new_connections()
-                for lane in self._lanes_now():
-                    self._check(lane)
-        finally:
-            post.close()
+        while self._has_work():
+            try:
+                self._turn(post)
+            except Exception:
+                # Whatever it was, the other locks of this process must not die of it.
+                _logger.exception("the heartbeat met an unexpected error, and goes on")
+                time.sleep(_AFTER_A_BUG_S)
+        post.close()
+
+    def _turn(self, post: Post) -> None:
+        self._give_up_and_collect()
+        for lane in self._lanes_now():
+            self._pump(lane)
+        self._sleep(post)
+        self._take_new_connections(post)
+        for lane in self._lanes_now():
+            self._check(lane)
 
     def _lanes_now(self) -> list[Lane]:
         with self._guard:
@@ -276,13 +220,11 @@ class Heartbeat:
     # -- connecting ---------------------------------------------------------------------------
 
     def _connect(self, lane: Lane) -> None:
-        lane.connecting = True
-        least, most = CONNECT_MS
-        left = min(beat.lost_at_ms for beat in lane.waiting) - holder_clock_ms()
-        timeout_ms = min(most, max(least, left))
+        timeout_ms = connect_timeout_ms(lane.waiting)
         threading.Thread(
             target=self._open, args=(lane, timeout_ms), name="syncguard-connect", daemon=True
         ).start()
+        lane.connecting = True
 
     def _open(self, lane: Lane, timeout_ms: float) -> None:
         try:
@@ -294,19 +236,18 @@ class Heartbeat:
         self._connected.append((lane, outcome))
         self._ring()
 
-    def _take_new_connections(self) -> None:
+    def _take_new_connections(self, post: Post) -> None:
         while self._connected:
             lane, outcome = self._connected.popleft()
             lane.connecting = False
-            if isinstance(outcome, LockError):
-                beats, lane.waiting = lane.waiting, []
-                with self._guard:
-                    for beat in beats:
-                        self._schedule.failed(beat, holder_clock_ms())
-            else:
+            if not isinstance(outcome, LockError):
                 lane.channel = outcome
-                if self._post is not None:
-                    self._post.watch(outcome, lane)
+                post.watch(outcome, lane)
+                continue
+            beats, lane.waiting = lane.waiting, []
+            with self._guard:
+                for beat in beats:
+                    self._schedule.failed(beat, holder_clock_ms())
 
 
 _heartbeat = Heartbeat()

@@ -17,6 +17,7 @@ from syncguard.backend import LockBackend, Refusal, check_signal
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.handles import Acquired
 from syncguard.held import Held, OnLost
+from syncguard.lanes import Lane
 from syncguard.losing import announce
 from syncguard.options import (
     Options,
@@ -106,7 +107,7 @@ class Lock:
         self._options = options
         self._acquired = acquired
         self._held: Held | None = None
-        self._beat: Beat[heartbeat.Lane] | None = None
+        self._beat: Beat[Lane] | None = None
 
     def __enter__(self) -> Held:
         if self._held is not None and not self._held.in_forked_child:

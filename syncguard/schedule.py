@@ -16,6 +16,7 @@ from syncguard.held import Held
 LaneT = TypeVar("LaneT")
 
 _NEVER: Final = float("inf")
+_SMALL: Final = 64
 
 
 class Beat(Generic[LaneT]):
@@ -50,6 +51,7 @@ class Schedule(Generic[LaneT]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Beat[LaneT]]] = []
         self._order = itertools.count()
+        self._alive = 0
 
     def add(
         self,
@@ -64,19 +66,26 @@ class Schedule(Generic[LaneT]):
         """Watch a lock from now on; ``renews=False`` only watches its deadline."""
         until = sent_at_ms + max_hold_ms if max_hold_ms is not None else _NEVER
         beat = Beat(held, lane, ttl_ms, sent_at_ms + ttl_ms / 3, until if renews else -_NEVER)
+        self._alive += 1
         self._push(beat)
         return beat
 
     def remove(self, beat: Beat[LaneT]) -> None:
         """The holder lets go: from now on nothing is done about this lock."""
+        if beat.over:
+            return
         beat.over = True
+        self._alive -= 1
+        if len(self._heap) > _SMALL and len(self._heap) > 3 * self._alive:
+            # Short blocks under long TTLs: entries of locks that are gone must not pile up.
+            self._heap = [entry for entry in self._heap if _is_current(entry)]
+            heapq.heapify(self._heap)
 
     def next_ms(self) -> float | None:
         """When ``take_due`` has something to say next."""
         while self._heap:
-            when, _, beat = self._heap[0]
-            if not beat.over and when == beat.when_ms:
-                return when
+            if _is_current(self._heap[0]):
+                return self._heap[0][0]
             heapq.heappop(self._heap)
         return None
 
@@ -113,3 +122,9 @@ class Schedule(Generic[LaneT]):
     def _push(self, beat: Beat[LaneT]) -> None:
         beat.when_ms = beat.next_ms()
         heapq.heappush(self._heap, (beat.when_ms, next(self._order), beat))
+
+
+def _is_current(entry: tuple[float, int, Beat[LaneT]]) -> bool:
+    """Whether an entry of the heap still speaks for its lock; a later one may have replaced it."""
+    when_ms, _, beat = entry
+    return not beat.over and when_ms == beat.when_ms

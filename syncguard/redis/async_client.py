@@ -22,12 +22,13 @@ from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import invalid_argument
 from syncguard.handles import AsyncAcquired
 from syncguard.redis import listing
+from syncguard.redis.async_waiting import AsyncRedisWaiter
 from syncguard.redis.async_wire import AsyncCommandRunner, AsyncRunner, AsyncWire
-from syncguard.redis.calls import Call, FenceFloor, Granted, sanitized
+from syncguard.redis.calls import Call, FenceFloor
 from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
 from syncguard.redis.connections import async_wire_pool
 from syncguard.redis.extending import AsyncRedisExtendChannel
-from syncguard.redis.waiting import AsyncRedisWaiter
+from syncguard.redis.replies import Granted, sanitized
 from syncguard.types import (
     CONTENDED,
     Contended,

@@ -21,10 +21,11 @@ from syncguard.errors import LockError, LockLost, invalid_argument
 from syncguard.handles import Acquired
 from syncguard.lock import Lockable
 from syncguard.redis import listing
-from syncguard.redis.calls import Call, FenceFloor, Granted, sanitized
+from syncguard.redis.calls import Call, FenceFloor
 from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
 from syncguard.redis.connections import Pool, wire_pool
 from syncguard.redis.extending import RedisExtendChannel
+from syncguard.redis.replies import Granted, sanitized
 from syncguard.redis.waiting import RedisWaiter
 from syncguard.redis.wire import CommandRunner, Runner, Wire
 from syncguard.types import (

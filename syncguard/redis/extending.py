@@ -82,6 +82,9 @@ class RedisExtendChannel:
         self._expected.extend(calls)
 
     def receive(self) -> list[ExtendResult | LockError]:
+        if not self._expected:
+            # Something to read and nothing asked for: the server has closed the connection.
+            raise LockError("ServiceUnavailable")
         answers: list[ExtendResult | LockError] = []
         try:
             while self._expected and self._connection.can_read(0):

@@ -12,7 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 
-from syncguard import LockError, LockLost, aio, heartbeat, lock
+from syncguard import LockError, LockLost, aio, heartbeat, lanes, lock
 from syncguard.clock import holder_clock_ms
 from syncguard.held import Held
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -278,6 +278,7 @@ def test_the_thread_ends_when_nothing_has_needed_it_for_a_while(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat, "IDLE_MS", 50)
+    monkeypatch.setattr(lanes, "IDLE_MS", 50)
     with lock(backend, "k", ttl_ms=150, auto_extend=True) as held:
         before = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > before)
@@ -285,6 +286,39 @@ def test_the_thread_ends_when_nothing_has_needed_it_for_a_while(
     with lock(backend, "k", ttl_ms=150, auto_extend=True) as held:
         before = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread_busy(
+    frail_redis: RedisServer,
+) -> None:
+    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
+        with lock(backend, "k", ttl_ms=2_000, auto_extend=True) as held:
+            before = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > before)
+            lane = heartbeat._heartbeat._lanes[id(backend)]
+            assert lane.channel is not None
+            frail_redis.client().client_kill_filter(_type="normal", skipme=True)
+            # Noticed and hung up, instead of being woken by the closed socket for ever.
+            wait_until(lambda: lane.channel is None)
+            before = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pump, failures = heartbeat.Heartbeat._pump, [ZeroDivisionError()]
+
+    def fail_once(self: heartbeat.Heartbeat, lane: lanes.Lane) -> None:
+        if failures:
+            raise failures.pop()
+        pump(self, lane)
+
+    monkeypatch.setattr(heartbeat.Heartbeat, "_pump", fail_once)
+    with lock(backend, "k", ttl_ms=900, auto_extend=True) as held:
+        before = held.expires_at_ms
+        wait_until(lambda: held.expires_at_ms > before)
+    assert "goes on" in caplog.text
 
 
 def test_a_server_that_cannot_be_reached_at_all_still_loses_the_lock_in_time(

@@ -1,0 +1,90 @@
+"""What the heartbeat's thread works with: a lane to each backend, and a post where it sleeps."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from syncguard.backend import ExtendChannel, LockBackend
+from syncguard.clock import holder_clock_ms
+from syncguard.schedule import Beat
+
+IDLE_MS: Final = 5_000
+"""How long the thread, and a connection, outlive the last lock that needed them."""
+
+_CONNECT_MS: Final = (50.0, 5_000.0)
+_LEAST_PATIENCE_MS: Final = 50.0
+
+
+def connect_timeout_ms(waiting: Iterable[Beat[Any]]) -> float:
+    """How long connecting may take: until the nearest deadline of those who wait for it."""
+    least, most = _CONNECT_MS
+    left = min(beat.lost_at_ms for beat in waiting) - holder_clock_ms()
+    return min(most, max(least, left))
+
+
+def patience_ms(sent: Iterable[Beat[Any]]) -> float:
+    """How long an answer may take before its connection is given up."""
+    return max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat in sent) / 3)
+
+
+class Lane:
+    """One backend's way: its connection, what waits for it, and what it owes us."""
+
+    def __init__(self, backend: LockBackend) -> None:
+        self.backend = backend
+        self.channel: ExtendChannel | None = None
+        self.connecting = False
+        self.waiting: list[Beat[Lane]] = []
+        self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
+        self.watched = 0
+        self.used_at_ms = holder_clock_ms()
+
+    @property
+    def idle(self) -> bool:
+        unused_ms = holder_clock_ms() - self.used_at_ms
+        return self.watched == 0 and not self.connecting and unused_ms > IDLE_MS
+
+    def stalls_at_ms(self) -> float | None:
+        """When the oldest answer that is owed will have taken too long."""
+        if not self.in_flight:
+            return None
+        return self.in_flight[0][1] + patience_ms(beat for beat, _ in self.in_flight)
+
+
+class Post:
+    """Where the thread sleeps: until a connection has news, somebody rings, or it is time."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._clapper = socket.socketpair()
+        self._bell.setblocking(False)
+        self._clapper.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+
+    def ring(self) -> None:
+        with contextlib.suppress(OSError):  # full: it rings already; closed: nobody sleeps
+            self._clapper.send(b"!")
+
+    def watch(self, channel: ExtendChannel, lane: Lane) -> None:
+        self._selector.register(channel, selectors.EVENT_READ, lane)
+
+    def unwatch(self, channel: ExtendChannel) -> None:
+        with contextlib.suppress(Exception):  # a broken channel may have no descriptor any more
+            self._selector.unregister(channel)
+
+    def wait(self, timeout_s: float) -> list[Lane]:
+        """The lanes whose connections have news."""
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        if None in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
+        return [lane for lane in ready if lane is not None]
+
+    def close(self) -> None:
+        for each in (self._selector, self._bell, self._clapper):
+            each.close()

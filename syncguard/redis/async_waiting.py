@@ -1,0 +1,124 @@
+"""Waiting on a wake-up list, for asyncio: the twin of ``waiting``, which says how it works."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from syncguard.backend import Refusal, check_signal
+from syncguard.handles import AsyncAcquired
+from syncguard.redis.connections import AsyncConnection, AsyncPool, take_async
+from syncguard.redis.waiting import (
+    FAULTS,
+    WORTH_BLOCKING_MS,
+    Listeners,
+    blpop_seconds,
+    patience_ms,
+)
+from syncguard.types import Signal
+from syncguard.waiting import SLICE_MS, sleep_async
+
+if TYPE_CHECKING:
+    from syncguard.redis.async_client import AsyncRedisBackend
+
+_UNREACHED_S: Final = 3600.0
+"""For redis-py's reader, which must not judge: the server ends the BLPOP, or we hang up."""
+
+
+class AsyncRedisWaiter:
+    """One asyncio waiter."""
+
+    def __init__(
+        self,
+        backend: AsyncRedisBackend,
+        listeners: Listeners,
+        pool: Callable[[], AsyncPool | None],
+        key: str,
+        wake: str,
+    ) -> None:
+        self._backend = backend
+        self._listeners = listeners
+        self._find_pool = pool
+        self._key = key
+        self._wake = wake
+        self._pool: AsyncPool | None = None
+        self._connection: AsyncConnection | None = None
+        self._listener: asyncio.Task[object] | None = None
+        self._woken = False
+
+    async def attempt(
+        self, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> AsyncAcquired | Refusal:
+        answer = await self._backend._attempt(self._key, ttl_ms, holder, wait_ms)
+        self._woken = False
+        return answer
+
+    async def wait(self, ms: float, signal: Signal | None) -> bool:
+        check_signal(signal)
+        deadline = time.monotonic() + ms / 1000
+        try:
+            self._woken = ms >= WORTH_BLOCKING_MS and await self._listen(deadline, signal)
+        except FAULTS:
+            await self._hang_up()
+        if self._woken:
+            return True
+        await sleep_async(max(0.0, deadline - time.monotonic()) * 1000, signal)
+        return False
+
+    async def close(self) -> None:
+        must_pass_on = self._listener is not None or self._woken
+        await self._hang_up()
+        if must_pass_on:
+            with contextlib.suppress(Exception):
+                await self._backend._pass_on(self._key)
+
+    async def _listen(self, deadline: float, signal: Signal | None) -> bool:
+        connection = await self._connect()
+        if connection is None:
+            return False
+        assert self._pool is not None
+        while (left := deadline - time.monotonic()) > 0:
+            check_signal(signal)
+            if self._listener is None:
+                if left * 1000 < WORTH_BLOCKING_MS:
+                    break
+                seconds = blpop_seconds(min(left * 1000, patience_ms(self._pool)))
+                await connection.send_command("BLPOP", self._wake, seconds)
+                reading = connection.read_response(disable_decoding=True, timeout=_UNREACHED_S)
+                self._listener = asyncio.ensure_future(reading)
+            slice_s = left if signal is None else min(left, SLICE_MS / 1000)
+            done, _ = await asyncio.wait({self._listener}, timeout=slice_s)
+            if done:
+                listener, self._listener = self._listener, None
+                if listener.result() is not None:
+                    return True
+        return False
+
+    async def _connect(self) -> AsyncConnection | None:
+        if self._connection is None:
+            pool = self._find_pool()
+            if pool is not None and self._listeners.admit(pool):
+                try:
+                    self._connection = await take_async(pool)
+                    self._pool = pool
+                finally:
+                    if self._connection is None:
+                        self._listeners.leave()
+        return self._connection
+
+    async def _hang_up(self) -> None:
+        listener, self._listener = self._listener, None
+        connection, self._connection = self._connection, None
+        if listener is not None:
+            listener.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await listener
+        if connection is not None:
+            if listener is not None:
+                await connection.disconnect(nowait=True)
+            self._listeners.leave()
+            assert self._pool is not None
+            await self._pool.release(connection)

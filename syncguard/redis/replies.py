@@ -1,0 +1,182 @@
+"""Reading what the scripts answer. Nothing is believed before its shape was checked.
+
+Pure functions, and ``Reader`` for what needs a backend's display hash.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from syncguard.backend import Refusal
+from syncguard.clock import is_live, redis_server_time_ms
+from syncguard.constants import FENCE_MAX, FENCE_WARN, TIME_TOLERANCE_MS
+from syncguard.errors import LockError
+from syncguard.types import AbsenceReason, ExtendResult, LockInfo, LockInfoDebug, ReleaseResult
+
+Reply = object
+
+_logger = logging.getLogger("syncguard")
+_REFUSED: Final = Refusal()
+_RELEASED: Final = ReleaseResult(True)
+_REASONS: Final[dict[object, AbsenceReason]] = {0: "not-found", -1: "not-found", -2: "expired"}
+
+
+class Granted(NamedTuple):
+    """What Redis said of a lock that was just acquired or adopted."""
+
+    lock_id: str
+    fence: str
+    expires_at_ms: int
+    key: str
+
+
+class Reader:
+    """Reads what shows or judges a lock."""
+
+    def __init__(self, display_hash: Callable[[str], str]) -> None:
+        self._hash = display_hash
+
+    def acquire(self, reply: Reply, lock_id: str, key: str) -> Granted | Refusal:
+        # By hand: a match statement here would cost as much as packing the request.
+        if type(reply) is list and len(reply) == 3:
+            granted, fence, expires_at_ms = reply
+            if granted == 1 and type(expires_at_ms) is int:
+                return Granted(lock_id, self._fence(fence, key), expires_at_ms, key)
+        return _refusal(reply)
+
+    def adopt(self, reply: Reply, lock_id: str) -> Granted | AbsenceReason:
+        match reply:
+            case [1, fence, int(expires_at_ms), key]:
+                user_key = _text(key)
+                return Granted(lock_id, self._fence(fence, user_key), expires_at_ms, user_key)
+            case 0 | -1 | -2:
+                return _REASONS[reply]
+        raise malformed("adopt")
+
+    def lookup(self, reply: Reply) -> LockInfoDebug | None:
+        match reply:
+            case None:
+                return None
+            case [record, bytes() | str() as seconds, bytes() | str() as microseconds]:
+                return self._info(record, redis_server_time_ms((seconds, microseconds)))
+        raise malformed("lookup")
+
+    def live_locks(self, reply: Reply) -> list[LockInfoDebug]:
+        match reply:
+            case [bytes() | str() as seconds, bytes() | str() as microseconds, list(records)]:
+                now_ms = redis_server_time_ms((seconds, microseconds))
+                infos = (self._info(record, now_ms) for record in records if record is not None)
+                return [info for info in infos if info is not None]
+        raise malformed("live_locks")
+
+    def _fence(self, raw: object, key: str) -> str:
+        fence = _text(raw)
+        if len(fence) != len(FENCE_MAX) or not fence.isdigit():
+            raise malformed("acquire")
+        if fence > FENCE_WARN:
+            log_fence_warning(self._hash(key), fence)
+        return fence
+
+    def _info(self, record: object, now_ms: int) -> LockInfoDebug | None:
+        try:
+            data = json.loads(_text(record))
+            key, lock_id = str(data["key"]), str(data["lockId"])
+            expires_at_ms = int(data["expiresAtMs"])
+            if not is_live(expires_at_ms, now_ms, TIME_TOLERANCE_MS):
+                return None
+            return LockInfoDebug(
+                key_hash=self._hash(key),
+                lock_id_hash=self._hash(lock_id),
+                expires_at_ms=expires_at_ms,
+                acquired_at_ms=int(data["acquiredAtMs"]),
+                fence=str(data["fence"]),
+                holder=data.get("holder"),
+                key=key,
+                lock_id=lock_id,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            # "from None": the decoder's error carries the record, with its key and lock id.
+            raise malformed("lookup") from None
+
+
+def sanitized(info: LockInfoDebug) -> LockInfo:
+    """The same lock without what must not be shown."""
+    return LockInfo(
+        info.key_hash,
+        info.lock_id_hash,
+        info.expires_at_ms,
+        info.acquired_at_ms,
+        info.fence,
+        info.holder,
+    )
+
+
+def log_fence_warning(key_hash: str, fence: str) -> None:
+    """Say early that a counter nears its end, while there is time to choose another key."""
+    _logger.warning(
+        "fence %s of key %s has passed the warning threshold %s; at %s the key can no longer be"
+        " locked",
+        fence,
+        key_hash,
+        FENCE_WARN,
+        FENCE_MAX,
+    )
+
+
+def read_release(reply: Reply) -> ReleaseResult:
+    if reply == 1:
+        return _RELEASED
+    if isinstance(reply, int) and reply in _REASONS:
+        return ReleaseResult(False, _REASONS[reply])
+    raise malformed("release")
+
+
+def read_extend(reply: Reply) -> ExtendResult:
+    match reply:
+        case [1, int(expires_at_ms)]:
+            return ExtendResult(True, expires_at_ms)
+        case 0 | -1 | -2:
+            return ExtendResult(False, None, _REASONS[reply])
+    raise malformed("extend")
+
+
+def read_counts(reply: Reply) -> tuple[int, int]:
+    match reply:
+        case [int(live), int(fences)]:
+            return live, fences
+    raise malformed("counts")
+
+
+def release_took_effect(result: ReleaseResult) -> ReleaseResult:
+    # The request was sent twice, and the second found nothing. Then the first did its work, or
+    # the lock had expired before it; the caller no longer holds it in either case.
+    return _RELEASED if result.reason == "not-found" else result
+
+
+def _refusal(reply: Reply) -> Refusal:
+    match reply:
+        case 0:
+            return _REFUSED
+        case [0, int(remaining_ms)]:
+            return Refusal(remaining_ms if remaining_ms >= 0 else None)
+        case [-1]:
+            raise LockError("Internal", "the fence counter of this key is used up: use another key")
+    raise malformed("acquire")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        if isinstance(value, bytes):
+            return value.decode()
+    except UnicodeDecodeError:
+        pass
+    raise malformed("a script")
+
+
+def malformed(what: str) -> LockError:
+    return LockError("Internal", f"the reply to {what} is not in SyncGuard's format")
