@@ -30,14 +30,11 @@ class Call:
     name: str
     task: Task[..., Any] | None
     request: Context | None
+    app: Celery
 
     @property
     def task_id(self) -> str | None:
         return None if self.request is None else self.request.id
-
-    @property
-    def app(self) -> Celery:
-        return get_current_app() if self.task is None else self.task.app
 
     @property
     def in_worker(self) -> bool:
@@ -46,12 +43,12 @@ class Call:
         return request is not None and not (request.called_directly or request.is_eager)
 
 
-def call_of(locked: object, name: str) -> Call:
+def call_of(locked: object, name: str, app: Celery | None) -> Call:
     """The call that is being made: of the innermost task, if that is the function's own."""
     task = _task_stack.top
     if task is None or locked_function(task) is not locked:
-        return Call(name, None, None)
-    return Call(task.name, task, task.request_stack.top)
+        return Call(name, None, None, app or get_current_app())
+    return Call(task.name, task, task.request_stack.top, task.app)
 
 
 def locked_function(task: object) -> Any:

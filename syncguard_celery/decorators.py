@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 from celery import shared_task
 
@@ -123,8 +123,11 @@ def locked_task(
     )
 
     def decorate(function: Callable[..., Any]) -> Any:
-        wrapped = wrap(function, LockedFunction(function, key, options))
-        make: Callable[..., Any] = shared_task if app is None else cast("Any", app).task
+        wrapped = wrap(function, LockedFunction(function, key, options, app))
+        make: Callable[..., Any] = shared_task
+        if app is not None:
+            make = app.task
+            task_options.setdefault("shared", False)  # that app's, and no other's
         # Celery makes a class for the task, with these as its attributes: so apply_async is
         # ours whatever the base class is, the app's own one included.
         return make(apply_async=publishing.apply_async, **task_options)(wrapped)

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold, lock
+import syncguard
+from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call
 from syncguard_celery.contention import (
@@ -240,7 +241,7 @@ class Entering:
                 max_hold_ms=options.max_hold_ms,
                 on_lost=loss,
             )
-        return lock(
+        return syncguard.lock(
             backend,
             key,
             options.ttl_ms,

@@ -60,7 +60,10 @@ def luggage_of(request: Context | None) -> dict[str, Any]:
     """
     if request is None:
         return {}
-    luggage = request.get(HEADER) or (request.headers or {}).get(HEADER)
+    if HEADER in request.__dict__:
+        luggage = request.__dict__[HEADER]
+    else:
+        luggage = (request.headers or {}).get(HEADER)
     return luggage if isinstance(luggage, dict) else {}
 
 

@@ -43,8 +43,10 @@ def remember(request: Context | None, key: str, fence: str) -> None:
     own = merged(_own(request), {key_digest(key): fence})
     request.__dict__[_OWN] = own
     if request.is_eager:
-        # An eager retry is not published: it gets the headers of the request before it.
-        fences = merged(fences_in(luggage_of(request), "fences"), own)
+        # An eager retry is not published: it gets the headers of the request before it. What
+        # this one came with stays where luggage_of() looks first.
+        came_with = request.__dict__.setdefault(HEADER, luggage_of(request))
+        fences = merged(fences_in(came_with, "fences"), own)
         request.headers = {**(request.headers or {}), HEADER: {"fences": fences}}
 
 

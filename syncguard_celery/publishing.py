@@ -121,7 +121,7 @@ def _publish_once(
                 task_lock_contended,
                 logging.INFO,
                 f"is not published: {twin} is queued or running",
-                Call(task.name, task, None),
+                Call(task.name, task, None, task.app),
                 info.key_hash,
                 fence=error.fence,
                 policy="publish",

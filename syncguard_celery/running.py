@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from syncguard import LockLost
 from syncguard_celery.calls import MARK, call_of
@@ -21,6 +21,9 @@ from syncguard_celery.losing import undisturbed
 from syncguard_celery.options import KeySource, LockOptions, refused
 from syncguard_celery.suspension import suspended
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -29,12 +32,17 @@ class LockedFunction:
     """A function, its key, and the options of its lock."""
 
     def __init__(
-        self, function: Callable[..., object], key: KeySource, options: LockOptions
+        self,
+        function: Callable[..., object],
+        key: KeySource,
+        options: LockOptions,
+        app: Celery | None = None,
     ) -> None:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise refused("a generator or async function runs after its call: it cannot be locked")
         self.function = function
         self.options = options
+        self._app = app
         self.name = f"{function.__module__}.{function.__qualname__}"
         self.signature = inspect.signature(function)
         self.key_is_computed = callable(key)
@@ -57,7 +65,7 @@ class LockedFunction:
         """Call the function under its lock."""
         if suspended():
             return self.function(*args, **kwargs)
-        call = call_of(self, self.name)
+        call = call_of(self, self.name, self._app)
         outer = [holding.interrupt for holding in enclosing()]
         entering = Entering(
             call, self.options, lambda: bind(self.signature, args, kwargs), self._make_key

@@ -26,7 +26,9 @@ def test_only_one_at_a_time_and_nothing_is_lost(any_pool, workshop, scene):
     assert scene.events() == ["enter", "leave"] * 4
 
 
-def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(prefork, workshop, scene, occupied, eventually):
+def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(
+    prefork, workshop, scene, occupied, eventually
+):
     second = workshop.visiting.apply_async((scene.name,), queue=prefork.queue)
     eventually(lambda: second.state == "RETRY")
     scene.go()
@@ -36,7 +38,9 @@ def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(prefork, workshop,
     assert not any("ERROR" in line or "WARNING" in line for line in lines)
 
 
-def test_contention_does_not_use_up_the_tasks_own_retries(prefork, workshop, scene, occupied, eventually):
+def test_contention_does_not_use_up_the_tasks_own_retries(
+    prefork, workshop, scene, occupied, eventually
+):
     second = workshop.never_retrying.apply_async((scene.name,), queue=prefork.queue)
     eventually(lambda: prefork.log.count(f"[{second.id}] found its lock held") >= 2)
     scene.go()

@@ -24,7 +24,7 @@ from syncguard_celery import (
 
 @pytest.fixture
 def app(syncguard_backend):
-    app = Celery("direct", broker="memory://", backend="cache+memory://", fixups=[], set_as_current=False)
+    app = Celery("direct", broker="memory://", fixups=[], set_as_current=False)
     app.conf.syncguard_backend = syncguard_backend
     yield app
     app.close()
@@ -68,9 +68,11 @@ def test_an_eager_run_waits_and_then_fails(settle, syncguard_backend):
 
 
 def test_map_and_chunks_are_locked(settle):
-    task = settle.app.tasks["celery.map"]
-    assert task(settle.s(), [1, 2]) == ["000000000000001", "000000000000001"]
-    assert settle.chunks([(1,), (1,)], 2).apply().get() == [["000000000000002", "000000000000003"]]
+    tasks = settle.app.tasks
+    assert tasks["celery.map"](settle.s(), [1, 2]) == ["000000000000001", "000000000000001"]
+    # chunks are starmaps
+    chunk = [(1,), (1,)]
+    assert tasks["celery.starmap"](settle.s(), chunk) == ["000000000000002", "000000000000003"]
 
 
 def test_run_is_locked(settle, syncguard_backend):

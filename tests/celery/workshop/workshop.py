@@ -34,7 +34,9 @@ app = Celery("workshop", broker=BROKER, backend=os.environ["WORKSHOP_RESULTS"], 
 app.conf.update(
     syncguard_backend=LOCKS,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": float(os.environ.get("WORKSHOP_VISIBILITY", 3600))},
+    broker_transport_options={
+        "visibility_timeout": float(os.environ.get("WORKSHOP_VISIBILITY", 3600))
+    },
     result_expires=600,
     task_default_queue="prefork",
     worker_hijack_root_logger=False,
@@ -316,7 +318,12 @@ def redelivered(name):
 
 
 @locked_task(
-    app=app, key="unique:{name}", at="publish", ttl_ms=3_000, on_contention="skip", skip_result="skipped"
+    app=app,
+    key="unique:{name}",
+    at="publish",
+    ttl_ms=3_000,
+    on_contention="skip",
+    skip_result="skipped",
 )
 def unique(name, wait=False, fail=False):
     if fail:
@@ -366,7 +373,9 @@ def unique_autoretrying(self, name, always=False):
     return self.request.retries
 
 
-@locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=1_500, pending_ttl_ms=300)
+@locked_task(
+    app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=1_500, pending_ttl_ms=300
+)
 def unique_and_late(self, name):
     return visit(name)
 
@@ -461,7 +470,12 @@ def rewrite_headers(headers=None, **_):
 
 
 @locked_task(
-    app=app, bind=True, key="stress:{number}", ttl_ms=1_500, acks_late=True, reject_on_worker_lost=True
+    app=app,
+    bind=True,
+    key="stress:{number}",
+    ttl_ms=1_500,
+    acks_late=True,
+    reject_on_worker_lost=True,
 )
 def stress(self, run, number, job, die=False):
     fence = current_fence()
@@ -486,4 +500,3 @@ def unacked_for(task_id: str) -> float:
         if task_id in message.decode():
             return time.time() - broker.zscore("unacked_index", tag)
     return 0.0
-

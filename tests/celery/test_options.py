@@ -1,0 +1,204 @@
+"""What the decorators accept, refuse and pass on; where the backend comes from; labels."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery, Task, shared_task
+
+from syncguard import LockError
+from syncguard.redis import RedisBackend
+from syncguard_celery import LockContended, locked, locked_task
+from syncguard_celery.backends import backend_of
+from syncguard_celery.labels import holder_label, task_id_in
+from syncguard_celery.options import LockOptions
+
+
+@pytest.fixture
+def app():
+    app = Celery("options", broker="memory://", fixups=[], set_as_current=False)
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl_ms": 0},
+        {"ttl_ms": 1.5},
+        {"ttl_ms": True},
+        {"pending_ttl_ms": -1},
+        {"contention_timeout_ms": 0},
+        {"min_hold_ms": "1"},
+        {"max_hold_ms": 0},
+        {"max_hold_ms": 1_000, "auto_extend": False},
+        {"at": "once"},
+        {"on_contention": "ignore"},
+        {"on_lost": "explode"},
+        {"using": "default", "backend": "redis://localhost"},
+    ],
+)
+def test_what_cannot_be_meant_is_refused_when_the_task_is_made(wrong):
+    with pytest.raises(LockError) as refused:
+        locked_task(key="k", **wrong)
+    assert refused.value.code == "InvalidArgument"
+
+
+def test_a_locked_task_needs_a_key():
+    with pytest.raises(LockError, match="needs a key"):
+
+        @locked_task
+        def task(): ...
+
+
+def test_what_runs_after_its_call_cannot_be_locked():
+    def generator():
+        yield
+
+    async def coroutine(): ...
+
+    for function in (generator, coroutine):
+        with pytest.raises(LockError, match="cannot be locked"):
+            locked(key="k")(function)
+
+
+def test_celerys_options_pass_through(app):
+    @locked_task(app=app, key="k", name="other.name", max_retries=7, acks_late=True)
+    def task():
+        """Its text."""
+
+    assert (task.name, task.max_retries, task.acks_late) == ("other.name", 7, True)
+    assert task.__doc__ == "Its text."
+
+
+def test_a_task_of_one_app_is_no_task_of_another(app):
+    @locked_task(app=app, key="k", name="only.here")
+    def task(): ...
+
+    other = Celery("other", fixups=[], set_as_current=False)
+    app.finalize()
+    other.finalize()
+    assert "only.here" in app.tasks
+    assert "only.here" not in other.tasks
+    other.close()
+
+
+def test_without_an_app_it_is_a_shared_task(app):
+    @locked_task(key="k", name="everywhere")
+    def task(): ...
+
+    app.finalize()
+    assert "everywhere" in app.tasks
+    with pytest.raises(TypeError, match="more than once"):
+        shared_task(task)
+
+
+def test_the_base_class_keeps_its_own_apply_async(app):
+    class Counting(Task):
+        calls = 0
+
+        def apply_async(self, *args, **options):
+            type(self).calls += 1
+            return super().apply_async(*args, **options)
+
+    @locked_task(app=app, key="k", base=Counting)
+    def task(): ...
+
+    task.delay()
+    assert task.calls == 1
+
+
+class TestBackends:
+    def test_the_decorators_own(self, app, syncguard_backend):
+        assert backend_of(LockOptions(backend=syncguard_backend), app) is syncguard_backend
+
+    def test_a_callable_makes_it_once(self, app):
+        made = []
+
+        def make():
+            made.append(RedisBackend.from_url("redis://127.0.0.1:1"))
+            return made[-1]
+
+        options = LockOptions(backend=make)
+        assert backend_of(options, app) is backend_of(options, app)
+        assert len(made) == 1
+
+    def test_the_apps_setting(self, app, syncguard_backend):
+        app.conf.syncguard_backend = syncguard_backend
+        assert backend_of(LockOptions(), app) is syncguard_backend
+
+    def test_the_apps_setting_as_a_url(self, app):
+        app.conf.syncguard_backend = "redis://127.0.0.1:1/3"
+        backend = backend_of(LockOptions(), app)
+        assert isinstance(backend, RedisBackend)
+        assert backend_of(LockOptions(), app) is backend
+
+    def test_a_changed_setting_counts(self, app, syncguard_backend):
+        app.conf.syncguard_backend = "redis://127.0.0.1:1/3"
+        backend_of(LockOptions(), app)
+        app.conf.syncguard_backend = syncguard_backend
+        assert backend_of(LockOptions(), app) is syncguard_backend
+
+    def test_a_setting_with_a_namespace(self, app, syncguard_backend):
+        settings = SimpleNamespace(CELERY_SYNCGUARD_BACKEND=syncguard_backend)
+        app.config_from_object(settings, namespace="CELERY")
+        assert backend_of(LockOptions(), app) is syncguard_backend
+
+    def test_djangos_alias(self, app, syncguard_backend, monkeypatch):
+        django = SimpleNamespace(locks={"default": "default's", "other": syncguard_backend})
+        monkeypatch.setitem(sys.modules, "syncguard_django", django)
+        assert backend_of(LockOptions(using="other"), app) is syncguard_backend
+        assert backend_of(LockOptions(), app) == "default's"
+
+    def test_none_at_all_says_what_to_do(self, app, monkeypatch):
+        monkeypatch.delitem(sys.modules, "syncguard_django", raising=False)
+        with pytest.raises(LockError, match=r"app\.conf\.syncguard_backend"):
+            backend_of(LockOptions(), app)
+
+
+class TestLabels:
+    def test_what_is_written_can_be_read(self):
+        label = holder_label("shop.tasks.settle", "0b7c")
+        assert label.startswith("shop.tasks.settle[0b7c]@")
+        assert task_id_in(label, "shop.tasks.settle") == "0b7c"
+
+    def test_another_task_is_not_this_one(self):
+        assert task_id_in(holder_label("shop.tasks.settle", "0b7c"), "shop.tasks.refund") is None
+
+    @pytest.mark.parametrize("label", [None, "", "somebody", "settle@host", "settle[]@host"])
+    def test_other_holders_have_no_task_id(self, label):
+        assert task_id_in(label, "settle") is None
+
+    def test_a_long_name_is_cut_and_still_found(self):
+        name = "x" * 300
+        label = holder_label(name, "0b7c")
+        assert len(label.encode()) <= 256
+        assert task_id_in(label, name) == "0b7c"
+
+    def test_an_id_that_does_not_fit_is_left_out(self):
+        label = holder_label("settle", "x" * 300)
+        assert label.startswith("settle@")
+
+    def test_what_cannot_be_printed_is_replaced(self):
+        assert "\n" not in holder_label("a\nb", "c\td")
+
+
+class TestLockContended:
+    error = LockContended("text", "hash", "000000000000001", 5)
+
+    def test_it_pickles_with_all_it_says(self):
+        copy = pickle.loads(pickle.dumps(self.error))  # noqa: S301
+        assert (copy.key_hash, copy.fence, copy.remaining_ms) == ("hash", "000000000000001", 5)
+        assert str(copy) == "text"
+
+    def test_it_is_rebuilt_from_its_arguments_as_json_results_do(self):
+        copy = LockContended(*json.loads(json.dumps(self.error.args)))
+        assert vars(copy) == vars(self.error) or copy.args == self.error.args
+
+    def test_it_is_a_lock_error_and_can_be_built_of_nothing(self):
+        assert isinstance(LockContended(), LockError)
+        assert LockContended().fence is None

@@ -1,0 +1,72 @@
+"""The helpers for the tests of others."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from syncguard_celery import current_fence, current_lock, locked_task
+from syncguard_celery.testing import assert_locks, assert_runs_unlocked, lock_key, unlocked
+
+
+@pytest.fixture(scope="module")
+def app():
+    app = Celery("testing", broker="memory://", fixups=[], set_as_current=False)
+    app.conf.syncguard_backend = "redis://127.0.0.1:1/0"  # nobody is there
+    yield app
+    app.close()
+
+
+@pytest.fixture(scope="module")
+def settle(app):
+    @locked_task(app=app, key="invoice:{invoice_id}", at="publish")
+    def settle(invoice_id):
+        return current_lock(), current_fence()
+
+    return settle
+
+
+def test_unlocked_tasks_need_no_redis(settle):
+    with unlocked():
+        assert settle(42) == (None, None)
+        assert settle.apply((42,)).get() == (None, None)
+        settle.delay(42)
+
+
+def test_unlocked_works_as_a_decorator_and_nests(settle):
+    @unlocked()
+    def test():
+        with unlocked():
+            settle(42)
+        return settle(42)
+
+    assert test() == (None, None)
+
+
+def test_the_key_of_a_call_can_be_asked_for(settle):
+    assert lock_key(settle, 42) == "invoice:42"
+    assert_locks(settle, "invoice:42", invoice_id=42)
+    with pytest.raises(AssertionError, match="would lock 'invoice:42', not 'invoice:43'"):
+        assert_locks(settle, "invoice:43", 42)
+
+
+def test_bound_tasks_are_asked_without_self(app):
+    @locked_task(app=app, bind=True, key="{self.name}:{n}", autoretry_for=(ValueError,))
+    def bound(self, n): ...
+
+    assert_locks(bound, f"{bound.name}:1", 1)
+
+
+def test_a_task_that_would_not_lock(app, settle):
+    @locked_task(app=app, key=lambda n: None)
+    def free(n): ...
+
+    @app.task(shared=False)
+    def plain(): ...
+
+    assert_runs_unlocked(free, 1)
+    assert_runs_unlocked(plain)
+    with pytest.raises(AssertionError, match="would lock 'invoice:42'"):
+        assert_runs_unlocked(settle, 42)
+    with pytest.raises(AssertionError, match="no locked task"):
+        lock_key(plain)
