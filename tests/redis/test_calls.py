@@ -178,12 +178,6 @@ def test_release_and_extend_name_the_lock_by_its_index_alone(calls):
         assert call.keys == (f"syncguard:id:{ID}", "syncguard:id::live")
 
 
-def test_a_release_that_was_sent_twice_and_found_nothing_took_effect_the_first_time(calls):
-    correct = calls.release(ID).if_resent
-    assert correct(ReleaseResult(False, "not-found")).ok
-    assert not correct(ReleaseResult(False, "expired")).ok
-
-
 # -- looking --------------------------------------------------------------------------------------
 
 

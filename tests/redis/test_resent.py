@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from syncguard import LockError
+from syncguard import LockError, generate_lock_id
 
 
 @pytest.fixture
@@ -55,6 +55,15 @@ def test_a_resent_release_leaves_the_next_holder_alone(backend, wiretap):
     wiretap.lose_next_reply()
     backend.release(lock.lock_id)
     assert backend.lookup(lock_id=other.lock_id) is not None
+
+
+def test_a_resent_release_of_a_lock_in_other_hands_is_no_success(backend, wiretap, client):
+    backend.acquire("k", 60_000)
+    mine = generate_lock_id()
+    client.set(f"syncguard:id:{mine}", "syncguard:k")  # an index that outlived its lock
+    wiretap.lose_next_reply()
+    assert not backend.release(mine).ok
+    assert backend.is_locked("k")
 
 
 def test_a_resent_extend_is_a_success(backend, wiretap):
