@@ -196,7 +196,7 @@ class LockAdmin(_LockModelAdmin):
         using, key = form.cleaned_data["using"], form.cleaned_data["key"]
         answer = inspection.attempt(using, lambda: inspection.lookup(using, key=key))
         if isinstance(answer, Failure):
-            messages.error(request, str(answer))
+            _say_failed(request, answer)
             return self._to_list(using=using)
         key_hash = locks.inspector(using).hash(key)
         if answer is None:
@@ -223,7 +223,7 @@ class LockAdmin(_LockModelAdmin):
             raise Http404
         answer = inspection.attempt(holder["using"], lambda: inspection.find(**holder))
         if isinstance(answer, Failure):
-            messages.error(request, str(answer))
+            _say_failed(request, answer)
         elif answer is None:
             self._say_gone(request)
         elif request.method == "POST":
@@ -263,7 +263,7 @@ class LockAdmin(_LockModelAdmin):
                     transaction.set_rollback(True, using=database)
         except LockError as error:
             self.log_change(request, row, f"Tried to force-release ({error.code}): {about}.")
-            messages.error(request, str(Failure(lock.using, error.code, str(error))))
+            _say_failed(request, Failure(lock.using, error.code, str(error)))
             return
         if not result.ok:
             self._say_gone(request)
@@ -288,6 +288,10 @@ class LockAdmin(_LockModelAdmin):
     def _to_list(self, **parameters: str) -> HttpResponse:
         url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
         return redirect(f"{url}?{urlencode(parameters)}" if parameters else url)
+
+
+def _say_failed(request: HttpRequest, failure: Failure) -> None:
+    messages.error(request, _("Alias %(failure)s") % {"failure": failure})
 
 
 def _running(ms: int, direction: str) -> SafeString:

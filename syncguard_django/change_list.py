@@ -6,7 +6,7 @@ search, reads up to ``LISTED_AT_MOST`` locks of each alias.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from django.contrib.admin.views.main import ChangeList
@@ -20,15 +20,15 @@ from syncguard_django.models import Lock
 
 ALIAS_PARAMETER: Final = "using"
 REDIS_ORDER: Final = "expires_at_ms"
-SORTABLE: Final = (
-    "key_hash",
-    "using",
-    "holder",
-    "fence",
-    "acquired_at_ms",
-    "expires_at_ms",
-    "lock_id_hash",
-)
+SORT_KEYS: Final[dict[str, Callable[[LiveLock], str | int]]] = {
+    "key_hash": lambda lock: lock.info.key_hash,
+    "using": lambda lock: lock.using,
+    "holder": lambda lock: lock.info.holder or "",
+    "fence": lambda lock: lock.info.fence,
+    "acquired_at_ms": lambda lock: lock.info.acquired_at_ms,
+    "expires_at_ms": lambda lock: lock.info.expires_at_ms,
+    "lock_id_hash": lambda lock: lock.info.lock_id_hash,
+}
 
 
 class LockChangeList(ChangeList):
@@ -41,9 +41,9 @@ class LockChangeList(ChangeList):
     def get_results(self, request: HttpRequest) -> None:
         order = self._order(request)
         if self.query or order != [REDIS_ORDER]:
-            rows = self._sorted_rows(order)
-            start = self._turn_to_page(len(rows))
-            self.result_list = rows[start : start + self.list_per_page]
+            found = self._sorted_matches(order)
+            start = self._turn_to_page(len(found))
+            self.result_list = list(map(row_of, found[start : start + self.list_per_page]))
         else:
             self._read_one_page()
         self.full_result_count = self.listing.total
@@ -71,20 +71,20 @@ class LockChangeList(ChangeList):
         self.multi_page = count > self.list_per_page
         return (self.page_num - 1) * self.list_per_page
 
-    def _sorted_rows(self, order: list[str]) -> list[Lock]:
+    def _sorted_matches(self, order: list[str]) -> list[LiveLock]:
         self.listing = inspection.everything(self._aliases())
         self.searched_at_most = None if self.listing.is_complete else len(self.listing.locks)
-        rows = [row_of(lock) for lock in self.listing.locks if matches(lock, self.query)]
+        found = [lock for lock in self.listing.locks if matches(lock, self.query)]
         for field in reversed(order):
-            name = field.removeprefix("-")
-            rows.sort(key=lambda row: getattr(row, name), reverse=field.startswith("-"))
-        return rows
+            found.sort(key=SORT_KEYS[field.lstrip("-")], reverse=field.startswith("-"))
+        return found
 
     def _order(self, request: HttpRequest) -> list[str]:
-        asked: Iterable[Any] = self.get_ordering(request, self.queryset)
-        return [
-            field for field in asked if isinstance(field, str) and field.lstrip("-") in SORTABLE
-        ] or [REDIS_ORDER]
+        asked: Iterable[Any] = self.get_ordering(request, self.root_queryset)
+        known = (
+            field for field in asked if isinstance(field, str) and field.lstrip("-") in SORT_KEYS
+        )
+        return list(dict.fromkeys(known)) or [REDIS_ORDER]
 
     def _aliases(self) -> tuple[str, ...]:
         known = tuple(locks)

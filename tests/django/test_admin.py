@@ -1,0 +1,519 @@
+"""The admin page: what it shows and to whom, what it costs, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import time
+from html import unescape
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission, User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from syncguard import LockError, hash_key
+from syncguard.redis import RedisBackend
+from syncguard_django import locks
+
+pytestmark = pytest.mark.django_db
+
+LIST = "/admin/syncguard_django/lock/"
+FIND = f"{LIST}find/"
+RELEASE = f"{LIST}release/"
+
+
+def visitor(*permissions, is_staff=True):
+    user = User.objects.create_user("ann", is_staff=is_staff)
+    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(user)
+    return client
+
+
+@pytest.fixture
+def viewer():
+    return visitor("view_lock")
+
+
+@pytest.fixture
+def releaser():
+    return visitor("view_lock", "release_lock")
+
+
+@pytest.fixture
+def two_aliases(settings, syncguard_redis):
+    settings.SYNCGUARD = {
+        name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
+    }
+
+
+def page(client, **parameters):
+    response = client.get(LIST, parameters)
+    assert response.status_code == 200
+    return unescape(response.content.decode())
+
+
+def rows(client, **parameters):
+    """The key hashes that the list shows, in order."""
+    html = page(client, **parameters)
+    return re.findall(r'field-key"><code[^>]*>(\w+)<', html)
+
+
+def post(client, url, **data):
+    """POST like a browser: with the token of a page that was loaded before."""
+    client.get(LIST)
+    token = client.cookies["csrftoken"].value
+    return client.post(url, {**data, "csrfmiddlewaretoken": token})
+
+
+def said(client, response):
+    """What the page after a redirect says."""
+    html = client.get(response["Location"]).content.decode()
+    [messages] = re.findall(r'<ul class="messagelist">(.*?)</ul>', html, re.DOTALL)
+    return unescape(re.sub(r"<[^>]+>", "", messages)).strip()
+
+
+def holder_of(info, using="default"):
+    return {
+        "using": using,
+        "key_hash": info.key_hash,
+        "fence": info.fence,
+        "lock_id_hash": info.lock_id_hash,
+    }
+
+
+# The list
+
+
+@pytest.mark.usefixtures("backend")
+def test_it_is_called_locks_and_has_its_own_section(viewer):
+    index = viewer.get("/admin/").content.decode()
+    assert "SyncGuard" in index
+    assert f'href="{LIST}"' in index
+    assert "<h1>Locks</h1>" in page(viewer)
+
+
+def test_a_live_lock_is_shown_sanitized(backend, viewer):
+    with backend.acquire("invoice:42", ttl_ms=65_000, holder="worker-7") as held:
+        html = page(viewer)
+    assert hash_key("invoice:42") in html
+    assert hash_key(held.lock_id) in html
+    assert held.fence in html
+    assert "worker-7" in html
+    assert re.search(r'data-syncguard-remaining-ms="6[45]\d{3}">1 min [45] s<', html)
+    assert re.search(r'data-syncguard-held-ms="\d+">', html)
+    assert "invoice:42" not in html
+    assert held.lock_id not in html
+
+
+def test_a_holder_is_text_and_not_markup(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000, holder="<script>alert(1)</script>")
+    assert b"<script>alert" not in viewer.get(LIST).content
+
+
+@pytest.mark.usefixtures("backend")
+def test_no_locks_is_a_page_that_says_so(viewer):
+    html = page(viewer)
+    assert "No locks are held right now." in html
+    assert "Locks that a client in another language took are not in this list" in html
+
+
+def test_a_search_without_result_is_a_page_that_says_so(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000)
+    assert "No live lock matches." in page(viewer, q="zzz")
+
+
+def test_a_dead_redis_is_a_page_that_says_so(settings, viewer):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://:hunter2@127.0.0.1:1/0"}}
+    html = page(viewer)
+    assert "Redis does not answer" in html
+    assert "ServiceUnavailable" in html
+    assert "No locks are held" not in html
+    assert "hunter2" not in html
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_redis_that_hangs_is_a_page_within_seconds(viewer, syncguard_redis):
+    started = time.monotonic()
+    with syncguard_redis.paused():
+        assert "NetworkTimeout" in page(viewer)
+    assert time.monotonic() - started < 10
+
+
+def test_a_dead_redis_does_not_hide_the_locks_of_another(settings, syncguard_redis, viewer):
+    settings.SYNCGUARD = {
+        "dead": {"LOCATION": "redis://127.0.0.1:1/0"},
+        "live": {"LOCATION": syncguard_redis.url},
+    }
+    locks["live"].acquire("a", ttl_ms=60_000)
+    assert "Redis does not answer" in page(viewer)
+    assert rows(viewer) == [hash_key("a")]
+
+
+def test_a_wrong_setting_is_a_page_that_says_so(settings, viewer):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://", "BACKEND": "nowhere.Backend"}}
+    assert "ImproperlyConfigured" in page(viewer)
+
+
+def test_the_soonest_to_expire_comes_first(backend, viewer):
+    for seconds in (30, 10, 20):
+        backend.acquire(f"{seconds}", ttl_ms=seconds * 1000)
+    assert rows(viewer) == [hash_key("10"), hash_key("20"), hash_key("30")]
+
+
+@pytest.mark.parametrize(
+    ("column", "ascending"),
+    [
+        (0, sorted(["a", "b", "c"], key=hash_key)),
+        (2, ["b", "c", "a"]),
+        (3, ["c", "a", "b"]),
+        (4, ["b", "a", "c"]),
+        (5, ["a", "c", "b"]),
+    ],
+)
+def test_every_column_sorts_both_ways(backend, viewer, column, ascending):
+    # Acquired in the order c, a, b; expiring in the order a, c, b; held by 3, 1, 2.
+    for key, ttl_ms, holder, fences in (
+        ("c", 60_000, "h2", 1),
+        ("a", 50_000, "h3", 2),
+        ("b", 70_000, "h1", 3),
+    ):
+        for _ in range(fences - 1):
+            backend.acquire(key, ttl_ms=1_000).release()
+        backend.acquire(key, ttl_ms=ttl_ms, holder=holder)
+        time.sleep(0.002)
+    hashes = list(map(hash_key, ascending))
+    assert rows(viewer, o=str(column)) == hashes
+    assert rows(viewer, o=f"-{column}") == hashes[::-1]
+
+
+def test_a_search_finds_the_beginning_of_a_hash_or_a_holder(backend, viewer):
+    one = backend.acquire("one", ttl_ms=60_000, holder="Worker-A")
+    backend.acquire("two", ttl_ms=60_000, holder="worker-b")
+    assert rows(viewer, q=hash_key("one")[:8]) == [hash_key("one")]
+    assert rows(viewer, q=hash_key("one").upper()) == [hash_key("one")]
+    assert rows(viewer, q=hash_key(one.lock_id)[:8]) == [hash_key("one")]
+    assert rows(viewer, q="worker-a") == [hash_key("one")]
+    assert len(rows(viewer, q="worker")) == 2
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_the_locks_of_every_alias_are_shown_and_can_be_filtered(viewer):
+    locks["one"].acquire("a", ttl_ms=60_000)
+    locks["two"].acquire("b", ttl_ms=50_000)
+    assert rows(viewer) == [hash_key("b"), hash_key("a")]
+    assert rows(viewer, using="one") == [hash_key("a")]
+    assert rows(viewer, using="one", q=hash_key("b")) == []
+    assert 'href="?using=two"' in page(viewer)
+
+
+def test_one_alias_needs_no_filter(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000)
+    assert "changelist-filter" not in page(viewer)
+    assert rows(viewer, using="default") == [hash_key("a")]
+    assert rows(viewer, using="nope") == [hash_key("a")]
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_pages_of_several_aliases_are_merged(viewer):
+    for number in range(130):
+        using = "one" if number % 2 else "two"
+        locks[using].acquire(f"k{number}", ttl_ms=60_000 + number * 100)
+    wanted = [hash_key(f"k{number}") for number in range(130)]
+    assert rows(viewer) == wanted[:100]
+    assert rows(viewer, p=2) == wanted[100:]
+
+
+def test_a_page_that_vanished_is_the_last_one(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000)
+    for parameter in ("7", "-1", "x"):
+        assert rows(viewer, p=parameter) == [hash_key("a")]
+    assert rows(viewer, p=7, q=hash_key("a")) == [hash_key("a")]
+
+
+def test_the_list_asks_no_database_for_locks(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000)
+    page(viewer)
+    with CaptureQueriesContext(connection) as queries:
+        page(viewer, q="a", o="3")
+    assert not [q for q in queries if "syncguard_django_lock" in q["sql"].lower()]
+
+
+# 10,000 live locks
+
+
+def spent_by(server, act):
+    act()  # loads the scripts and opens the connection
+    before = server.commands_processed()
+    started = time.monotonic()
+    act()
+    seconds = time.monotonic() - started
+    after = server.commands_processed()
+    return {name: after[name] - before.get(name, 0) for name in after}, seconds
+
+
+@pytest.mark.parametrize(
+    ("parameters", "commands"),
+    [({}, 20), ({"p": "100"}, 20), ({"o": "2"}, 100), ({"q": "w-77"}, 100)],
+    ids=["first page", "last page", "sorted", "searched"],
+)
+def test_the_page_is_quick_and_cheap_with_10000_locks(many_locks, viewer, parameters, commands):
+    spent, seconds = spent_by(many_locks, lambda: page(viewer, **parameters))
+    assert sum(spent.values()) <= commands, spent
+    assert not spent.get("scan")
+    assert not spent.get("keys")
+    assert seconds < 5
+
+
+@pytest.mark.usefixtures("many_locks")
+def test_10000_locks_are_100_a_page(viewer):
+    assert len(rows(viewer)) == 100
+    assert rows(viewer, p=100)[-1] == hash_key("invoice:9999")
+    assert len(rows(viewer, q="w-77")) == 100
+    assert "10000 total" in page(viewer, q="w-77")
+
+
+@pytest.mark.usefixtures("many_locks")
+def test_more_locks_than_are_read_is_said(viewer, monkeypatch):
+    monkeypatch.setattr("syncguard_django.inspection.LISTED_AT_MOST", 500)
+    assert "Only the 500 that expire soonest were sorted and searched" in page(viewer, o="3")
+
+
+# Permissions
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_stranger_is_sent_to_the_login():
+    for url in (LIST, FIND, RELEASE):
+        response = Client().get(url)
+        assert response.status_code == 302
+        assert "/admin/login/" in response["Location"]
+
+
+def test_staff_without_permission_get_403_everywhere(backend):
+    held = backend.acquire("a", ttl_ms=60_000)
+    info = backend.lookup(key="a")
+    client = visitor()
+    assert client.get(LIST).status_code == 403
+    client.get("/admin/password_change/")
+    token = client.cookies["csrftoken"].value
+    for url, data in ((FIND, {"key": "a", "using": "default"}), (RELEASE, holder_of(info))):
+        assert client.post(url, {**data, "csrfmiddlewaretoken": token}).status_code == 403
+    assert backend.extend(held.lock_id).ok
+    assert "SyncGuard" not in client.get("/admin/").content.decode()
+
+
+def test_seeing_is_not_releasing(backend, viewer):
+    backend.acquire("a", ttl_ms=60_000)
+    info = backend.lookup(key="a")
+    assert "Release…" not in page(viewer)
+    assert viewer.get(RELEASE, holder_of(info)).status_code == 403
+    assert post(viewer, RELEASE, **holder_of(info)).status_code == 403
+    assert backend.is_locked("a")
+
+
+def test_releasing_needs_seeing(backend):
+    backend.acquire("a", ttl_ms=60_000)
+    client = visitor("release_lock")
+    assert client.get(LIST).status_code == 403
+    assert client.get(RELEASE, holder_of(backend.lookup(key="a"))).status_code == 403
+    assert "SyncGuard" not in client.get("/admin/").content.decode()
+
+
+def test_the_permissions_are_view_and_release():
+    codenames = Permission.objects.filter(content_type__app_label="syncguard_django")
+    assert set(codenames.values_list("codename", flat=True)) == {"view_lock", "release_lock"}
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("path", ["add/", "x/", "x/change/", "x/delete/", "x/history/", "1/"])
+def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client, path):
+    assert admin_client.get(f"{LIST}{path}").status_code == 404
+
+
+# Find by key
+
+
+def test_a_raw_key_is_found_without_entering_an_address(backend, viewer):
+    backend.acquire("invoice:42", ttl_ms=60_000, holder="me")
+    backend.acquire("invoice:43", ttl_ms=60_000)
+    response = post(viewer, FIND, key="invoice:42", using="default")
+    assert response.status_code == 302
+    assert response["Location"] == f"{LIST}?using=default&q={hash_key('invoice:42')}"
+    html = unescape(viewer.get(response["Location"]).content.decode())
+    assert hash_key("invoice:42") in html
+    assert hash_key("invoice:43") not in html
+    assert "held: fence 000000000000001, holder me" in html
+    assert "invoice:42" not in html
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_key_that_nobody_holds_is_said_with_its_hash(viewer):
+    response = post(viewer, FIND, key="invoice:42", using="default")
+    text = said(viewer, response)
+    assert text == f"Nobody holds the lock of that key. Its hash is {hash_key('invoice:42')}."
+
+
+def test_a_lock_of_another_language_is_found_by_its_key(backend, viewer, syncguard_redis):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    with syncguard_redis.client() as client:
+        for name in client.keys("*live*"):
+            client.delete(name)
+    response = post(viewer, FIND, key="invoice:42", using="default")
+    assert "held: fence 000000000000001, holder not named" in said(viewer, response)
+
+
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize("data", [{"using": "default"}, {"key": "a"}, {"key": "a", "using": "x"}])
+def test_an_incomplete_question_is_said_so(viewer, data):
+    assert said(viewer, post(viewer, FIND, **data)) == "Choose an alias and type a key."
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_key_that_cannot_be_one_is_said_without_being_shown(viewer):
+    text = said(viewer, post(viewer, FIND, key="fence:hunter2", using="default"))
+    assert text.startswith("Alias default: InvalidArgument:")
+    assert "hunter2" not in text
+
+
+@pytest.mark.usefixtures("backend")
+def test_find_takes_only_a_post_with_a_token(viewer):
+    assert viewer.get(FIND, {"key": "a"}).status_code == 405
+    assert viewer.post(FIND, {"key": "a", "using": "default"}).status_code == 403
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_with_several_aliases_one_is_chosen(viewer):
+    locks["two"].acquire("a", ttl_ms=60_000)
+    assert '<select name="using"' in page(viewer)
+    assert "Nobody holds" in said(viewer, post(viewer, FIND, key="a", using="one"))
+    assert "is held" in said(viewer, post(viewer, FIND, key="a", using="two"))
+
+
+# Force-release
+
+
+def test_releasing_asks_first_and_shows_the_holder(backend, releaser):
+    held = backend.acquire("invoice:42", ttl_ms=60_000, holder="worker-7")
+    info = backend.lookup(key="invoice:42")
+    html = page(releaser)
+    [link] = re.findall(r'href="([^"]+)">Release…', html)
+    asked = unescape(releaser.get(link).content.decode())
+    for shown in (info.key_hash, info.fence, info.lock_id_hash, "worker-7"):
+        assert shown in asked
+    assert "csrfmiddlewaretoken" in asked
+    assert "invoice:42" not in asked
+    assert held.lock_id not in asked
+    assert backend.is_locked("invoice:42")
+
+
+def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, releaser):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    info = backend.lookup(key="invoice:42")
+    response = post(releaser, RELEASE, **holder_of(info))
+    assert not backend.is_locked("invoice:42")
+    text = said(releaser, response)
+    assert text == f"Released the lock {info.key_hash} (fence {info.fence})."
+    entry = LogEntry.objects.get()
+    assert entry.user.username == "ann"
+    assert entry.object_repr == f"{info.key_hash} (fence {info.fence})"
+    assert entry.change_message == (
+        f"Force-released: fence {info.fence}, lock-id hash {info.lock_id_hash}, alias default."
+    )
+    assert entry.get_admin_url() is None
+    assert releaser.get("/admin/").status_code == 200  # its "recent actions" show the entry
+
+
+def test_a_stale_page_cannot_free_a_new_holder(backend, releaser):
+    backend.acquire("invoice:42", ttl_ms=60_000).release()
+    old = backend.acquire("invoice:42", ttl_ms=60_000)
+    seen = backend.lookup(key="invoice:42")
+    old.release()
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    assert text.startswith("Nothing was released: the holder that was shown")
+    assert backend.is_locked("invoice:42")
+    assert not LogEntry.objects.exists()
+
+
+def test_a_holder_that_left_meanwhile_needs_no_confirmation(backend, releaser):
+    held = backend.acquire("invoice:42", ttl_ms=60_000)
+    seen = backend.lookup(key="invoice:42")
+    held.release()
+    response = releaser.get(RELEASE, holder_of(seen))
+    assert response.status_code == 302
+    assert said(releaser, response).startswith("Nothing was released")
+
+
+def test_a_holder_that_leaves_in_the_last_moment_is_not_written_down(
+    backend, releaser, monkeypatch
+):
+    held = backend.acquire("invoice:42", ttl_ms=60_000)
+    seen = backend.lookup(key="invoice:42")
+    original = RedisBackend.force_release
+
+    def leave_first(self, *args, **kwargs):
+        held.release()
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(RedisBackend, "force_release", leave_first)
+    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    assert text.startswith("Nothing was released")
+    assert not LogEntry.objects.exists()
+
+
+def test_a_release_whose_outcome_is_unknown_is_written_down(backend, releaser, monkeypatch):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    seen = backend.lookup(key="invoice:42")
+
+    def time_out(*_args, **_kwargs):
+        raise LockError("NetworkTimeout")
+
+    monkeypatch.setattr(RedisBackend, "force_release", time_out)
+    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    assert text.startswith("Alias default: NetworkTimeout")
+    assert "Tried to force-release (NetworkTimeout)" in LogEntry.objects.get().change_message
+
+
+def test_a_release_needs_a_token(backend, releaser):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    info = backend.lookup(key="invoice:42")
+    assert releaser.post(RELEASE, holder_of(info)).status_code == 403
+    assert backend.is_locked("invoice:42")
+
+
+def test_no_other_method_releases(backend, releaser):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    info = backend.lookup(key="invoice:42")
+    assert releaser.get(RELEASE, holder_of(info)).status_code == 200
+    assert releaser.head(RELEASE, holder_of(info)).status_code == 200
+    assert Client.put(releaser, RELEASE).status_code in (403, 405)
+    assert backend.is_locked("invoice:42")
+
+
+def test_what_names_no_holder_is_404(backend, releaser):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    whole = holder_of(backend.lookup(key="invoice:42"))
+    for name in whole:
+        assert releaser.get(RELEASE, {**whole, name: ""}).status_code == 404
+    assert releaser.get(RELEASE, {**whole, "using": "nope"}).status_code == 404
+
+
+def test_releasing_on_a_dead_redis_says_so(backend, releaser, syncguard_redis):
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    info = backend.lookup(key="invoice:42")
+    releaser.get(LIST)
+    syncguard_redis.kill()
+    token = releaser.cookies["csrftoken"].value
+    response = releaser.post(RELEASE, {**holder_of(info), "csrfmiddlewaretoken": token})
+    assert said(releaser, response).startswith("Alias default: ServiceUnavailable")
+
+
+def test_a_forced_release_is_signalled_where_telemetry_is_on(configure, releaser, received):
+    configure(TELEMETRY=True)
+    locks["default"].acquire("invoice:42", ttl_ms=60_000)
+    info = locks["default"].lookup(key="invoice:42")
+    post(releaser, RELEASE, **holder_of(info))
+    assert [name for name, _ in received] == ["acquired", "released"]
