@@ -1,0 +1,124 @@
+"""The report on a Redis server: read from what it says, and judged."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from syncguard import LockError
+from syncguard.redis import RedisBackend, ServerReport, inspect_server, server_time_ms
+from syncguard.redis.server import read_report
+from syncguard.testing import RedisServer
+
+HEALTHY = ServerReport(
+    server="redis",
+    version="7.2.4",
+    round_trip_ms=0.4,
+    clock_offset_ms=3.0,
+    aof=True,
+    rdb=False,
+    maxmemory_policy="noeviction",
+    role="primary",
+    fence_floor=False,
+)
+INFO = {
+    "redis_version": "7.2.4",
+    "aof_enabled": 1,
+    "maxmemory_policy": "noeviction",
+    "role": "master",
+}
+
+
+def read(info=INFO, save="3600 1"):
+    return read_report(
+        info, save=save, sent_at_ms=1_000, received_at_ms=1_010, server_ms=1_105, fence_floor=False
+    )
+
+
+def test_a_report_is_read_from_what_redis_says():
+    assert read() == dataclasses.replace(HEALTHY, rdb=True, round_trip_ms=10, clock_offset_ms=100)
+
+
+def test_valkey_is_called_valkey():
+    report = read({**INFO, "valkey_version": "8.0.1"})
+    assert (report.server, report.version) == ("valkey", "8.0.1")
+
+
+def test_what_redis_does_not_say_is_unknown():
+    report = read({}, save=None)
+    assert (report.aof, report.rdb, report.maxmemory_policy) == (None, None, None)
+    assert (report.version, report.role) == ("unknown", "unknown")
+
+
+def test_a_healthy_server_has_no_findings():
+    assert HEALTHY.findings == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "finding"),
+    [
+        ({"maxmemory_policy": "allkeys-lru"}, "can be evicted"),
+        ({"maxmemory_policy": None}, "is not known"),
+        ({"role": "replica"}, "is a replica"),
+        ({"aof": False}, "nothing is written to disk"),
+        ({"clock_offset_ms": -2_500.0}, "2.5 s apart"),
+        ({"version": "6.0.16"}, "older than 6.2"),
+    ],
+)
+def test_what_an_operator_should_change_is_a_finding(change, finding):
+    [found] = dataclasses.replace(HEALTHY, **change).findings
+    assert finding in found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"aof": False, "rdb": True},
+        {"aof": False, "fence_floor": True},
+        {"aof": None},
+        {"version": "unknown"},
+        {"version": "8.0"},
+        {"clock_offset_ms": 1_200.0, "round_trip_ms": 900.0},
+    ],
+)
+def test_what_is_excused_or_not_known_is_no_finding(change):
+    assert dataclasses.replace(HEALTHY, **change).findings == ()
+
+
+def test_a_real_server_is_asked(syncguard_redis):
+    with RedisBackend.from_url(syncguard_redis.url, fence_floor="clock") as backend:
+        report = inspect_server(backend)
+        assert abs(server_time_ms(backend) - report.clock_offset_ms) > 0
+    assert report.role == "primary"
+    assert (report.aof, report.rdb, report.fence_floor) == (False, False, True)
+    assert report.findings == ()
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_the_client_may_decode_replies_or_not(syncguard_redis, decode):
+    with syncguard_redis.client(decode_responses=decode) as client:
+        backend = RedisBackend(client)
+        assert inspect_server(backend).rdb is False
+        backend.close()
+
+
+def test_a_replica_is_recognized(syncguard_redis):
+    replica = RedisServer(config=[f"replicaof 127.0.0.1 {syncguard_redis.port}"])
+    with replica, RedisBackend.from_url(replica.url) as backend:
+        assert inspect_server(backend).role == "replica"
+
+
+def test_a_server_that_forbids_config_does_not_say_how_it_saves():
+    with RedisServer(config=['rename-command CONFIG ""']) as server:
+        with RedisBackend.from_url(server.url) as backend:
+            assert inspect_server(backend).rdb is None
+
+
+def test_a_dead_server_is_a_lock_error():
+    with RedisBackend.from_url("redis://:hunter2@127.0.0.1:1/0") as backend:
+        for ask in (inspect_server, server_time_ms):
+            with pytest.raises(LockError) as raised:
+                ask(backend)
+            assert raised.value.code == "ServiceUnavailable"
+            assert "hunter2" not in str(raised.value)
