@@ -105,11 +105,12 @@ class MainThreadInterrupt(Interrupt):
     @classmethod
     def deliver(cls, signum: int, frame: FrameType | None) -> None:
         # In the main thread, perhaps in the middle of arm or disarm: so no lock may be taken here.
+        ours, cls._sent = cls._sent, False
         for interrupt in cls._waiting:
             if interrupt._requested and interrupt._armed and not interrupt._struck:
                 interrupt._struck = True
+                cls._waiting.remove(interrupt)
                 raise LockLost()
-        ours, cls._sent = cls._sent, False
         if not ours and callable(cls._previous):
             cls._previous(signum, frame)
 

@@ -7,6 +7,7 @@ when the first test asks for their pool.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -140,6 +141,7 @@ def workshop(
         patch.syspath_prepend(str(WORKSHOP))
         module = importlib.import_module("workshop")
         yield module
+        gc.collect()  # results say good-bye to their server, which must still be there
         module.app.close()
         module.notes.close()
 

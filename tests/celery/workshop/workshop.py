@@ -5,8 +5,10 @@ Tasks tell what they do by notes in Redis, and wait there for a test to let them
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import sqlite3
 import threading
@@ -392,7 +394,7 @@ def unique_and_late(self, name):
 def unique_surviving(self, name):
     note(name, "enter")
     if notes.llen(f"notes:{name}") == 1:
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), signal.SIGKILL)
     return current_fence()
 
 
@@ -478,19 +480,29 @@ def rewrite_headers(headers=None, **_):
     reject_on_worker_lost=True,
 )
 def stress(self, run, number, job, die=False):
-    fence = current_fence()
-    path = os.environ["WORKSHOP_FOLDER"]
     note(run, "enter", number=number, job=job)
-    with sqlite3.connect(os.path.join(path, "rows.sqlite"), timeout=30) as rows:
+    # Without isolation_level each statement is its own transaction: nothing to lose by kill -9.
+    with contextlib.closing(sqlite3.connect(rows_file(), timeout=30, isolation_level=None)) as rows:
+        fence = current_fence()
         changed = rows.execute(
-            "UPDATE rows SET fence = ?, visits = visits + 1 WHERE number = ? AND fence < ?",
-            (fence, number, fence),
+            "UPDATE rows SET fence = ? WHERE number = ? AND fence < ?", (fence, number, fence)
         ).rowcount
     if die and notes.set(f"died:{run}:{job}", "1", nx=True):
-        os.kill(os.getpid(), 9)
-    time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)
     note(run, "leave", number=number, job=job, changed=changed)
     return fence
+
+
+def rows_file() -> str:
+    return os.path.join(os.environ["WORKSHOP_FOLDER"], "rows.sqlite")
+
+
+def redeliver_unacked(after_s: int) -> None:
+    """What the Redis transport does by itself, but now, and for all messages at once."""
+    time.sleep(after_s + 0.5)
+    with app.connection(transport_options={"visibility_timeout": after_s}) as connection:
+        connection.default_channel.qos.restore_visible(num=10_000, interval=1)
 
 
 def unacked_for(task_id: str) -> float:

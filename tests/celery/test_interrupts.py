@@ -1,0 +1,159 @@
+"""How a task is struck: at the right time, once, and without disturbing others' signals."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+
+import pytest
+
+from syncguard import LockLost
+from syncguard_celery.losing import (
+    Interrupt,
+    MainThreadInterrupt,
+    ThreadInterrupt,
+    interrupt_here,
+    undisturbed,
+)
+
+
+def in_a_thread(function):
+    """Run it in a thread, and return or raise what it does."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def fire_soon(interrupt):
+    threading.Timer(0.1, interrupt.fire).start()
+
+
+def test_the_main_thread_is_struck_in_its_sleep():
+    interrupt = interrupt_here()
+    assert isinstance(interrupt, MainThreadInterrupt)
+    fire_soon(interrupt)
+    started = time.monotonic()
+    with pytest.raises(LockLost):
+        interrupt.arm()
+        time.sleep(30)
+    interrupt.disarm()
+    assert time.monotonic() - started < 20
+
+
+def test_a_thread_is_struck_at_its_next_bytecode():
+    def loop():
+        interrupt = interrupt_here()
+        assert isinstance(interrupt, ThreadInterrupt)
+        fire_soon(interrupt)
+        interrupt.arm()
+        try:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+        finally:
+            interrupt.disarm()
+
+    with pytest.raises(LockLost):
+        in_a_thread(loop)
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_who_is_not_armed_is_not_struck(where):
+    def run():
+        interrupt = interrupt_here()
+        interrupt.arm()
+        interrupt.disarm()
+        interrupt.fire()
+        time.sleep(0.05)
+        with pytest.raises(LockLost):  # but learns of it when armed again
+            interrupt.arm()
+        interrupt.disarm()
+        interrupt.arm()  # once
+        interrupt.disarm()
+        return "unharmed"
+
+    assert (run() if where == "main" else in_a_thread(run)) == "unharmed"
+
+
+def test_a_blow_that_falls_while_disarming_is_caught():
+    def run():
+        for _ in range(300):
+            interrupt = ThreadInterrupt()
+            striker = threading.Thread(target=interrupt.fire)
+            with contextlib.suppress(LockLost):
+                try:
+                    interrupt.arm()
+                    striker.start()
+                finally:
+                    interrupt.disarm()
+            striker.join()
+            sum(range(100))  # a blow that was not called off would fall here
+        return "unharmed"
+
+    try:
+        assert in_a_thread(run) == "unharmed"
+    except LockLost:
+        pytest.fail("a blow fell outside of arm and disarm")
+
+
+def test_in_the_main_thread_too():
+    for _ in range(300):
+        interrupt = MainThreadInterrupt()
+        striker = threading.Thread(target=interrupt.fire)
+        with contextlib.suppress(LockLost):
+            try:
+                interrupt.arm()
+                striker.start()
+            finally:
+                interrupt.disarm()
+        striker.join()
+    assert not MainThreadInterrupt._waiting
+
+
+def test_nobody_is_struck_who_did_not_ask_for_it():
+    interrupt = Interrupt()
+    interrupt.arm()
+    interrupt.fire()
+    interrupt.disarm()
+
+
+def test_a_handler_that_was_there_before_is_still_called():
+    heard = []
+    before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    try:
+        interrupt = MainThreadInterrupt()
+        signal.raise_signal(signal.SIGURG)
+        assert heard == ["foreign"]
+        fire_soon(interrupt)
+        with pytest.raises(LockLost):
+            interrupt.arm()
+            time.sleep(30)
+        interrupt.disarm()
+        assert heard == ["foreign"]  # that one was ours
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
+def test_outer_locks_do_not_strike_while_undisturbed():
+    outer = MainThreadInterrupt()
+    outer.arm()
+    with pytest.raises(LockLost), undisturbed([outer]):
+        outer.fire()
+        time.sleep(0.05)
+        reached = True
+    outer.disarm()
+    assert reached

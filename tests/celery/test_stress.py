@@ -1,0 +1,66 @@
+"""Many tasks, few keys, two workers, and processes that die: what a lock is for."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections import defaultdict
+
+import pytest
+
+KEYS, TASKS, DYING = 10, 200, 12
+
+
+@pytest.fixture
+def rows(workshop):
+    """A row per key, fenced, that remembers every change."""
+    with contextlib.closing(sqlite3.connect(workshop.rows_file(), isolation_level=None)) as rows:
+        rows.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, fence TEXT)")
+        rows.execute("CREATE TABLE history (number INTEGER, was TEXT, became TEXT)")
+        rows.execute(
+            "CREATE TRIGGER remember AFTER UPDATE ON rows BEGIN"
+            " INSERT INTO history VALUES (new.number, old.fence, new.fence); END"
+        )
+        rows.executemany("INSERT INTO rows VALUES (?, '')", [(n,) for n in range(KEYS)])
+        yield rows
+
+
+def test_two_workers_and_kill_9(start_worker, workshop, scene, rows, eventually):
+    first = start_worker("prefork", 4)
+    doomed = start_worker("prefork", 4, queue=first.queue)
+    results = [
+        workshop.stress.apply_async(
+            (scene.name, job % KEYS, job, job % (TASKS // DYING) == 5), queue=first.queue
+        )
+        for job in range(TASKS)
+    ]
+    eventually(lambda: len(scene.notes()) > TASKS // 4)
+    doomed.kill_all()
+    start_worker("prefork", 4, queue=first.queue)
+    workshop.redeliver_unacked(after_s=2)
+
+    deadline = time.monotonic() + 90
+    for result in results:  # all tasks complete
+        assert result.get(timeout=max(0.1, deadline - time.monotonic()))
+
+    per_key = defaultdict(list)
+    for line in scene.notes():
+        per_key[line["number"]].append(line)
+    assert len(per_key) == KEYS
+    for number, lines in per_key.items():
+        inside = ""
+        for line in lines:
+            if line["event"] == "enter":
+                assert line["fence"] > inside, f"fences of key {number} must strictly increase"
+                inside = line["fence"]
+            else:
+                assert line["fence"] == inside, f"two tasks were inside on key {number}"
+                assert line["changed"] == 1
+        (now,) = rows.execute("SELECT fence FROM rows WHERE number = ?", (number,)).fetchone()
+        assert now == inside
+    history = rows.execute("SELECT was, became FROM history").fetchall()
+    assert len(history) >= TASKS
+    assert all(was < became for was, became in history)
+    died = [line for line in scene.notes() if line["event"] == "enter"]
+    assert len(died) >= TASKS + DYING
