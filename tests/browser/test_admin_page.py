@@ -1,0 +1,243 @@
+"""The admin page in a real Chromium, under Content-Security-Policy: default-src 'self'."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+
+from syncguard import hash_key
+from syncguard_django import locks
+
+By = pytest.importorskip(
+    "selenium.webdriver.common.by", reason="the admin page in a browser: tox run -e browser"
+).By
+
+LIST = "/admin/syncguard_django/lock/"
+PASSWORD = "hunter2-hunter2"
+KEY = "patient:Eve:diagnosis"
+
+
+class Page:
+    """The page as a person meets it."""
+
+    def __init__(self, driver, site):
+        self.driver, self.site = driver, site
+
+    def open(self, path=LIST):
+        self.driver.get(self.site + path)
+        return self
+
+    def find(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def text(self, selector):
+        return self.find(selector).text
+
+    def all(self, selector):
+        return [found.text for found in self.driver.find_elements(By.CSS_SELECTOR, selector)]
+
+    def click(self, selector):
+        self.find(selector).click()
+
+    def type(self, selector, text):
+        self.find(selector).send_keys(text)
+
+    def wait_for(self, condition, seconds=20):
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                found = condition()
+            except Exception:  # the list is replaced under our hands
+                found = None
+            if found:
+                return found
+            assert time.monotonic() < deadline, self.driver.page_source
+            time.sleep(0.05)
+
+    @property
+    def rows(self):
+        return self.all("#result_list td.field-key, #result_list th.field-key")
+
+
+@pytest.fixture
+def page(chromium, site):
+    """The list, with an administrator signed in; at the end, the console must be silent."""
+    User.objects.create_superuser("root", password=PASSWORD)
+    chromium.delete_all_cookies()
+    page = Page(chromium, site).open()
+    page.type("#id_username", "root")
+    page.type("#id_password", PASSWORD)
+    page.click("input[type=submit]")
+    assert page.text("h1") == "Locks"
+    chromium.execute_script("sessionStorage.clear(); localStorage.clear()")
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    page.open()
+    chromium.get_log("browser")
+    yield page
+    assert chromium.get_log("browser") == []
+
+
+@pytest.fixture
+def held(site):  # noqa: ARG001 - an empty Redis
+    """A lock on a key that nobody may see."""
+    with locks["default"].acquire(KEY, ttl_ms=3_600_000, holder="ward-3") as held:
+        yield held
+
+
+@pytest.mark.usefixtures("held")
+def test_live_locks_are_listed(page):
+    locks["reports"].acquire("daily", ttl_ms=60_000)
+    page.open()
+    assert page.rows == [hash_key("daily"), hash_key(KEY)]
+    assert page.all(".field-using") == ["reports", "default"]
+    assert page.all(".field-holder_label") == ["-", "ward-3"]
+
+
+def test_nothing_inline_is_allowed_to_run(page):
+    """The policy is in force: what a page may not do, the browser refuses and says so."""
+    script = "const s = document.createElement('script'); s.textContent = 'window.ran = true';"
+    page.driver.execute_script(f"{script} document.head.append(s)")
+    assert page.driver.execute_script("return window.ran") is None
+    [refusal] = page.driver.get_log("browser")
+    assert "Content Security Policy" in refusal["message"]
+
+
+@pytest.mark.usefixtures("held")
+def test_the_countdown_runs(page):
+    page.open()
+    page.click("#syncguard-pause")
+    before = page.text(".field-expires_in"), page.text(".field-held_for")
+    assert re.fullmatch(r"59 min \d+ s", before[0])
+    page.wait_for(lambda: page.text(".field-expires_in") != before[0])
+    page.wait_for(lambda: page.text(".field-held_for") != before[1])
+
+
+def test_a_lock_that_expires_while_it_is_shown_says_so(page):
+    locks["default"].acquire("short", ttl_ms=1_500)
+    page.open()
+    page.click("#syncguard-pause")
+    page.wait_for(lambda: page.text(".field-expires_in") == "expired")
+    assert "expired" in page.find("#result_list tbody tr").get_attribute("class")
+
+
+def test_the_list_refreshes_itself(page):
+    assert page.text(".syncguard-empty") == "No locks are held right now."
+    with locks["default"].acquire("later", ttl_ms=60_000):
+        page.wait_for(lambda: page.rows == [hash_key("later")])
+        status = page.find("#syncguard-status")
+        assert status.get_attribute("aria-live") == "polite"
+        assert status.get_attribute("textContent") == "1 live lock"
+    page.wait_for(lambda: page.all(".syncguard-empty"))
+
+
+def test_the_refresh_can_be_paused_and_resumed(page):
+    page.click("#syncguard-pause")
+    assert page.find("#syncguard-pause").get_attribute("aria-pressed") == "true"
+    assert page.text("#syncguard-pause") == "Resume refresh"
+    assert page.text(".syncguard-updated") == "Refresh is paused"
+    locks["default"].acquire("later", ttl_ms=60_000)
+    time.sleep(6)  # longer than a refresh takes to come round: nothing may happen
+    assert page.rows == []
+    page.click("#syncguard-pause")
+    page.wait_for(lambda: page.rows == [hash_key("later")])
+
+
+def test_a_pause_survives_turning_the_page(page):
+    page.click("#syncguard-pause")
+    page.open()
+    assert page.text("#syncguard-pause") == "Resume refresh"
+
+
+@pytest.mark.usefixtures("held")
+def test_a_raw_key_is_found_and_enters_no_address(page):
+    locks["default"].acquire("other", ttl_ms=60_000)
+    page.open()
+    page.type("#syncguard-find-key", KEY)
+    page.click(".syncguard-find button")
+    page.wait_for(lambda: "q=" in page.driver.current_url)
+    assert page.rows == [hash_key(KEY)]
+    assert "is held" in page.text(".messagelist")
+    assert "Eve" not in page.driver.current_url
+    assert "Eve" not in page.driver.page_source
+
+
+def test_a_lock_is_released_through_the_confirmation(page, held):
+    page.open()
+    page.click(".syncguard-release")
+    page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
+    facts = page.text(".syncguard-facts")
+    assert hash_key(KEY) in facts
+    assert held.fence in facts
+    page.click("input[type=submit][value^=Yes]")
+    page.wait_for(lambda: page.all(".messagelist"))
+    assert page.text(".messagelist").startswith("Released the lock")
+    assert not locks["default"].is_locked(KEY)
+    assert LogEntry.objects.get().change_message.startswith("Force-released: ")
+
+
+@pytest.mark.usefixtures("held")
+def test_taking_it_back_releases_nothing(page):
+    page.open()
+    page.click(".syncguard-release")
+    page.click(".cancel-link")
+    page.wait_for(lambda: page.text("h1") == "Locks")
+    assert locks["default"].is_locked(KEY)
+
+
+def colours(page, *selectors):
+    script = "return getComputedStyle(document.querySelector(arguments[0])).backgroundColor"
+    return [page.driver.execute_script(script, selector) for selector in selectors]
+
+
+def test_dark_mode_is_dark(page):
+    light = colours(page, "body", ".syncguard-tools")
+    dark_scheme = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark_scheme)
+    page.open()
+    for before, after in zip(light, colours(page, "body", ".syncguard-tools"), strict=True):
+        assert sum(map(int, re.findall(r"\d+", after)[:3])) < 200
+        assert before != after
+
+
+@pytest.mark.usefixtures("held")
+def test_a_redis_that_dies_is_told_and_comes_back(page, guarded_redis):
+    page.open()
+    guarded_redis.kill()
+    page.wait_for(lambda: page.all(".syncguard-down"))
+    assert "ServiceUnavailable" in page.text(".syncguard-down")
+    guarded_redis.restart()
+    page.wait_for(lambda: page.all(".syncguard-empty"))
+
+
+def test_whoever_was_signed_out_is_told_so(page):
+    page.driver.delete_all_cookies()
+    page.wait_for(
+        lambda: page.text(".syncguard-updated") == "You are signed out. Load the page again."
+    )
+
+
+def test_the_sidebar_and_the_filter_are_djangos_own(page):
+    page.open(f"{LIST}?using=reports")
+    assert page.find("#nav-sidebar .model-lock a")
+    assert "By alias" in page.text("#changelist-filter")
+
+
+def test_neither_the_log_nor_the_pages_hold_a_secret(page, held, access_log):
+    page.open()
+    page.type("#syncguard-find-key", KEY)
+    page.click(".syncguard-find button")
+    page.wait_for(lambda: "q=" in page.driver.current_url)
+    sources = [page.driver.page_source]
+    page.click(".syncguard-release")
+    page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
+    sources.append(page.driver.page_source)
+    log = "\n".join(access_log)
+    assert '"POST /admin/syncguard_django/lock/find/ HTTP/1.1" 302' in log
+    assert f"q={hash_key(KEY)}" in log
+    for secret in (KEY, "Eve", held.lock_id, PASSWORD):
+        assert secret not in log
+        assert not [source for source in sources if secret in source]
