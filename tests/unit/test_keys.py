@@ -79,7 +79,7 @@ def test_composition_of_four_code_points_into_one_still_fits():
     assert len(normalize_and_validate_key(decomposed * 170)) == 170
 
 
-@pytest.mark.parametrize("key", ["", None, 1, 1.5, True, b"key", ["key"], object()], ids=repr)
+@pytest.mark.parametrize("key", ["", None, 1, 1.5, True, b"key", ["key"], ...], ids=repr)
 def test_what_is_no_text_is_no_key(key):
     refused(normalize_and_validate_key, key)
 

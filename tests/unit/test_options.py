@@ -56,7 +56,7 @@ def refused(**options):
         {"max_hold_ms": 1_000},
         {"on_lost": "call me"},
         {"on_release_error": 1},
-        {"signal": object()},
+        {"signal": "stop"},
     ],
     ids=lambda options: next(reversed(options)) + " " + repr(options)[-20:],
 )
