@@ -1,0 +1,178 @@
+"""Everything that the demo runs, started in order and stopped in reverse, whatever happens.
+
+The web server runs in this process, so that the buttons of its page reach the Redis and the worker
+that this process started, and nobody else's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socketserver
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIServer
+
+from syncguard.testing import RedisServer
+
+ROOT = Path(__file__).resolve().parents[1]
+PROCESSES = 4
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 3.0
+
+
+class CannotStart(Exception):
+    """Something that the demo needs did not start; the text says what to do."""
+
+
+@contextlib.contextmanager
+def environment() -> Iterator[RedisServer | None]:
+    """Servers and settings; Django is ready inside. Yields the embedded Redis of the locks.
+
+    Messages have a Redis of their own: pausing the locks shall not pause Celery.
+    """
+    with contextlib.ExitStack() as started:
+        embedded: RedisServer | None = None
+        if "SYNCGUARD_URL" not in os.environ:
+            embedded = started.enter_context(RedisServer())
+            os.environ["SYNCGUARD_URL"] = embedded.url
+        if "CELERY_BROKER_URL" not in os.environ:
+            os.environ["CELERY_BROKER_URL"] = started.enter_context(RedisServer()).url
+        folder = started.enter_context(tempfile.TemporaryDirectory(prefix="syncguard-demo-"))
+        os.environ["EXAMPLE_DATABASE"] = str(Path(folder) / "example.sqlite3")
+        os.environ["EXAMPLE_QUEUE"] = f"syncguard-demo-{secrets.token_hex(4)}"
+        os.environ["EXAMPLE_SECRET_KEY"] = secrets.token_urlsafe(40)
+        os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+
+        import django
+        from django.core.management import call_command
+        from django.db import connections
+
+        django.setup()
+        started.callback(connections.close_all)
+        call_command("migrate", verbosity=0, interactive=False)
+        yield embedded
+
+
+class Worker:
+    """The demo's own Celery worker: one process that commands, and those that run tasks."""
+
+    def __init__(self) -> None:
+        self.node = f"syncguard-demo-{os.getpid()}@localhost"
+        self.log = Path(os.environ["EXAMPLE_DATABASE"]).with_name("worker.log")
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(  # noqa: S603 - no input from anybody
+                [
+                    *(sys.executable, "-m", "celery", "-A", "example_project", "worker"),
+                    *("-P", "prefork", "-c", str(PROCESSES), "-n", self.node, "-l", "INFO"),
+                    *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+                ],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C in a terminal is for us: we stop the worker ourselves.
+                start_new_session=True,
+            )
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._inspect(timeout_s=0.5).ping():
+            self.require_alive()
+            if time.monotonic() > deadline:
+                raise CannotStart(f"the Celery worker is not ready. It said:\n{self.last_words()}")
+
+    def require_alive(self) -> None:
+        if self.process.poll() is not None:
+            raise CannotStart(f"the Celery worker ended. It said:\n{self.last_words()}")
+
+    def last_words(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    def kill_child(self, pid: int) -> None:
+        """kill -9 for one of the processes that run tasks; no other."""
+        stats = self._inspect().stats() or {}
+        if pid not in stats.get(self.node, {}).get("pool", {}).get("processes", ()):
+            raise ProcessLookupError(f"{pid} is no process of the demo's worker")
+        os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Let running tasks end, but not for long."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_TIMEOUT_S)
+        # Its session is its own: whatever is left in it was started by it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _inspect(self, timeout_s: float = 5.0) -> Any:
+        from example_project.celery import app
+
+        return app.control.inspect(destination=[self.node], timeout=timeout_s, limit=1)
+
+
+@contextlib.contextmanager
+def worker(embedded: RedisServer | None) -> Iterator[Worker]:
+    """A worker that is ready, and controls that reach it."""
+    from example_project.celery import app
+    from example_project.story.controls import controls
+    from example_project.story.performance import curtain
+
+    running = Worker()
+    try:
+        running.wait_until_ready()
+        controls.kill = running.kill_child
+        controls.pause_redis = None if embedded is None else embedded.paused
+        yield running
+    finally:
+        curtain.set()
+        running.stop()
+        app.close()
+
+
+class _WebServer(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+@contextlib.contextmanager
+def web_server(port: int | None) -> Iterator[str]:
+    """The site, on a port of this machine only. Yields its address."""
+    from django.contrib.staticfiles.handlers import StaticFilesHandler
+    from django.core.servers.basehttp import WSGIRequestHandler
+    from django.core.wsgi import get_wsgi_application
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = _bind(port, Quiet)
+    server.set_app(StaticFilesHandler(get_wsgi_application()))
+    thread = threading.Thread(target=server.serve_forever, name="web", daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _bind(port: int | None, handler: Any) -> _WebServer:
+    """The port that was asked for; if none was, 8000 or any that is free."""
+    candidates = [8000, 0] if port is None else [port]
+    for candidate in candidates:
+        try:
+            return _WebServer(("127.0.0.1", candidate), handler)
+        except OSError as error:
+            refusal = error.strerror
+    raise CannotStart(f"port {port} cannot be used: {refusal}. Try --port 0.")

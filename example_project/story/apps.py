@@ -1,0 +1,14 @@
+"""The application's name, and the journal that listens to the locks."""
+
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class StoryConfig(AppConfig):
+    name = "example_project.story"
+
+    def ready(self) -> None:
+        from example_project.story import journal
+
+        journal.listen()

@@ -1,0 +1,15 @@
+"""The landing page, what it calls, and the admin with its page of locks."""
+
+from __future__ import annotations
+
+from django.contrib import admin
+from django.urls import path
+
+from example_project.story import views
+
+urlpatterns = [
+    path("", views.landing, name="landing"),
+    path("state", views.state, name="state"),
+    path("scenes/<slug:kind>", views.play, name="play"),
+    path("admin/", admin.site.urls),
+]
