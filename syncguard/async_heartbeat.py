@@ -24,8 +24,9 @@ from syncguard.schedule import Beat, Schedule
 class AsyncLane:
     """One backend's way: its connection, what waits for it, and the task that is extending."""
 
-    def __init__(self, backend: AsyncLockBackend) -> None:
+    def __init__(self, backend: AsyncLockBackend, heartbeat: AsyncHeartbeat) -> None:
         self.backend = backend
+        self.heartbeat = heartbeat
         self.channel: AsyncExtendChannel | None = None
         self.waiting: list[Beat[AsyncLane]] = []
         self.task: asyncio.Task[None] | None = None
@@ -69,7 +70,7 @@ class AsyncHeartbeat:
     ) -> Beat[AsyncLane]:
         lane = self._lanes.get(id(backend))
         if lane is None:
-            lane = self._lanes[id(backend)] = AsyncLane(backend)
+            lane = self._lanes[id(backend)] = AsyncLane(backend, self)
         lane.watched += 1
         lane.used_at_ms = holder_clock_ms()
         sent_at_ms = held.deadline_ms - ttl_ms
@@ -96,6 +97,9 @@ class AsyncHeartbeat:
                 if lane.task is not None:
                     lane.task.cancel()
                 await lane.hang_up()
+            # The loop refers to this task and this to the loop: let go, or neither ever goes.
+            self._task = None
+            _heartbeats.pop(asyncio.get_running_loop(), None)
 
     async def _has_work(self) -> bool:
         for key in [key for key, lane in self._lanes.items() if lane.idle]:
@@ -170,10 +174,13 @@ def watch(
     max_hold_ms: int | None = None,
 ) -> Beat[AsyncLane]:
     """Extend a lock until ``unwatch``; ``renews=False`` only tells when it is lost."""
-    heartbeat = _heartbeats.setdefault(asyncio.get_running_loop(), AsyncHeartbeat())
+    loop = asyncio.get_running_loop()
+    heartbeat = _heartbeats.get(loop)
+    if heartbeat is None:
+        heartbeat = _heartbeats[loop] = AsyncHeartbeat()
     return heartbeat.watch(held, backend, ttl_ms, renews=renews, max_hold_ms=max_hold_ms)
 
 
 def unwatch(beat: Beat[AsyncLane]) -> None:
     """Stop extending. An extension that is under way can do no harm: it never resurrects."""
-    _heartbeats[asyncio.get_running_loop()].unwatch(beat)
+    beat.lane.heartbeat.unwatch(beat)

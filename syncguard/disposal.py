@@ -62,7 +62,7 @@ class Disposal:
             if isinstance(error, LockError) and not isinstance(error, LockLost):
                 self._tell(error, context)
                 return None
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(LockError):
                 release()
             raise
 

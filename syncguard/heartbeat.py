@@ -29,6 +29,8 @@ from syncguard.schedule import Beat, Schedule
 _logger = logging.getLogger("syncguard")
 
 _AFTER_A_BUG_S: Final = 0.05
+_LONGEST_SLEEP_MS: Final = 60_000.0
+"""A selector refuses to sleep for weeks; and so a suspended machine is noticed within a minute."""
 
 
 class Heartbeat:
@@ -65,12 +67,11 @@ class Heartbeat:
             beat = self._schedule.add(
                 held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
             )
-            if self._thread is None:
-                self._post = Post()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._post,), name="syncguard-heartbeat", daemon=True
-                )
-                self._thread.start()
+            try:
+                self._ensure_running()
+            except BaseException:  # no thread, no socket to be had: then nobody watches this lock
+                self._drop(beat)
+                raise
             if beat.when_ms < self._sleeps_until_ms:
                 self._ring()
         return beat
@@ -78,6 +79,20 @@ class Heartbeat:
     def unwatch(self, beat: Beat[Lane]) -> None:
         with self._guard:
             self._drop(beat)
+
+    def _ensure_running(self) -> None:
+        if self._thread is not None:
+            return
+        post = Post()
+        thread = threading.Thread(
+            target=self._run, args=(post,), name="syncguard-heartbeat", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            post.close()
+            raise
+        self._thread, self._post = thread, post
 
     def _drop(self, beat: Beat[Lane]) -> None:
         if not beat.over:
@@ -160,8 +175,8 @@ class Heartbeat:
         lane.in_flight.extend((beat, now_ms) for beat in beats)
         try:
             lane.channel.send([(beat.held.lock_id, beat.ttl_ms) for beat in beats])
-        except Exception:
-            self._fail(lane)
+        except Exception as error:
+            self._fail(lane, error)
 
     def _sleep(self, post: Post) -> None:
         with self._guard:
@@ -171,15 +186,15 @@ class Heartbeat:
             now_ms = holder_clock_ms()
             wake_ms = min(wakes, default=now_ms + IDLE_MS)
             self._sleeps_until_ms = wake_ms
-        for lane in post.wait(max(0.0, wake_ms - now_ms) / 1000):
+        for lane in post.wait(min(max(0.0, wake_ms - now_ms), _LONGEST_SLEEP_MS) / 1000):
             self._receive(lane)
 
     def _receive(self, lane: Lane) -> None:
         assert lane.channel is not None
         try:
             answers = lane.channel.receive()
-        except Exception:
-            self._fail(lane)
+        except Exception as error:
+            self._fail(lane, error)
             return
         for answer in answers:
             beat, sent_at_ms = lane.in_flight.popleft()
@@ -187,8 +202,10 @@ class Heartbeat:
                 if beat.over:
                     continue
                 if isinstance(answer, LockError):
+                    self._complain(lane, answer)
                     self._schedule.failed(beat, holder_clock_ms())
                 elif answer.ok:
+                    lane.complained = False
                     assert answer.expires_at_ms is not None
                     self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
                 else:
@@ -199,15 +216,26 @@ class Heartbeat:
     def _check(self, lane: Lane) -> None:
         stalls_at_ms = lane.stalls_at_ms()
         if stalls_at_ms is not None and stalls_at_ms <= holder_clock_ms():
-            self._fail(lane)
+            self._fail(lane, LockError("NetworkTimeout"))
 
-    def _fail(self, lane: Lane) -> None:
+    def _fail(self, lane: Lane, error: Exception) -> None:
         """The connection is no good: forget it, and what it still owed us."""
+        if lane.in_flight:
+            self._complain(lane, error)
         self._hang_up(lane)
         owed, lane.in_flight = lane.in_flight, deque()
         with self._guard:
             for beat, _ in owed:
                 self._schedule.failed(beat, holder_clock_ms())
+
+    def _complain(self, lane: Lane, error: Exception) -> None:
+        """Say why extending fails, once until it works again: before locks are lost by it."""
+        if not lane.complained:
+            lane.complained = True
+            known = as_lock_error(error)
+            _logger.warning(
+                "extending locks on %r fails: %s: %s; trying on", lane.backend, known.code, known
+            )
 
     def _hang_up(self, lane: Lane) -> None:
         channel, lane.channel = lane.channel, None
@@ -244,6 +272,7 @@ class Heartbeat:
                 lane.channel = outcome
                 post.watch(outcome, lane)
                 continue
+            self._complain(lane, outcome)
             beats, lane.waiting = lane.waiting, []
             with self._guard:
                 for beat in beats:

@@ -42,6 +42,7 @@ class Lane:
         self.waiting: list[Beat[Lane]] = []
         self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
         self.watched = 0
+        self.complained = False
         self.used_at_ms = holder_clock_ms()
 
     @property

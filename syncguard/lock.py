@@ -162,14 +162,15 @@ class Lock:
         options = self._options
         steps: Acquiring[Acquired] = acquiring(options.acquisition, _monotonic_ms)
         waiter = open_waiter(self._backend, options.key)
+        acquired: Acquired | None = None
         try:
             answer: Acquired | Refusal | bool | None = None
-            while True:
+            while acquired is None:
                 try:
                     step = next(steps) if answer is None else steps.send(answer)
                 except StopIteration as done:
-                    acquired: Acquired = done.value
-                    return acquired
+                    acquired = done.value
+                    continue
                 if isinstance(step, Attempt):
                     check_signal(options.signal)
                     answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
@@ -179,7 +180,14 @@ class Lock:
                 else:
                     answer = waiter.wait(step.ms, options.signal)
         finally:
-            waiter.close()
+            try:
+                waiter.close()
+            except BaseException:
+                # Interrupted with the lock in hand, on the last step to the caller.
+                if acquired is not None:
+                    self._backend.release(acquired.lock_id)
+                raise
+        return acquired
 
     def _hold(self, acquired: Acquired) -> Held:
         options = self._options

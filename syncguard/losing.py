@@ -18,8 +18,12 @@ _running: Final[set[asyncio.Future[object]]] = set()
 def announce(held: Held) -> None:
     """For blocking code: on a thread of its own, because a slow callback must not delay others."""
     on_lost = held.lose()
-    if on_lost is not None:
+    if on_lost is None:
+        return
+    try:
         threading.Thread(target=_call, args=(on_lost,), name="syncguard-lost", daemon=True).start()
+    except RuntimeError:  # no more threads to be had: better here than not at all
+        _call(on_lost)
 
 
 def announce_async(held: Held) -> None:
@@ -37,14 +41,19 @@ def announce_async(held: Held) -> None:
 def _call(on_lost: Callable[[], object]) -> object:
     try:
         return on_lost()
-    except Exception:
-        _logger.exception("the on_lost callback failed")
+    except Exception as error:
+        _log(error)
         return None
 
 
 async def _await(result: object) -> object:
     try:
         return await result  # type: ignore[misc]
-    except Exception:
-        _logger.exception("the on_lost callback failed")
+    except Exception as error:
+        _log(error)
         return None
+
+
+def _log(error: Exception) -> None:
+    # Its class only: the callback was given the lock, and its text may show the lock's id.
+    _logger.error("the on_lost callback failed with %s", type(error).__name__)

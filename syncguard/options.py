@@ -82,11 +82,13 @@ def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bo
     """Whether the lock was lost before it was released. ``released`` is None if that failed.
 
     A release that found the lock settles it: nobody else can have had it since. So does one that
-    did not find it. Only without an answer does the holder's own clock decide.
+    did not find it. Only without a clear answer does the holder's own clock decide.
     """
     if known_lost:
         return True
-    return held.past_deadline if released is None else not released.ok
+    if released is None or released.assumed:
+        return held.past_deadline
+    return not released.ok
 
 
 def lock_lost(key: str, held: Held) -> LockLost:

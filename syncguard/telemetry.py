@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 
 from syncguard.backend import ExtendChannel, Extension, LockBackend, Refusal, Waiter
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.courier import deliver
 from syncguard.disposal import Disposal
 from syncguard.errors import LockError
 from syncguard.events import IncludeRaw, OnEvent, Reporter
@@ -218,6 +220,8 @@ class _ReportingChannel:
 
     def receive(self) -> list[ExtendResult | LockError]:
         answers = self._inner.receive()
+        report = self._backend._reporter.report_extension
         for answer in answers:
-            self._backend._reporter.report_extension(self._sent.popleft(), answer)
+            # We are on the heartbeat's thread, and the callback is a user's: not here.
+            deliver(partial(report, self._sent.popleft(), answer))
         return answers

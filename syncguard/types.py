@@ -51,6 +51,8 @@ class ReleaseResult:
     ok: bool
     reason: AbsenceReason | None = field(default=None, compare=False, repr=False)
     """Why not, where the backend knew without asking again. For telemetry."""
+    assumed: bool = field(default=False, compare=False, repr=False)
+    """``ok`` was not said by the server: the reply was lost, and afterwards the lock was gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from syncguard.backend import Refusal, check_signal
 from syncguard.cancellation import finished
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
-from syncguard.errors import invalid_argument
+from syncguard.errors import LockError, invalid_argument
 from syncguard.handles import AsyncAcquired
 from syncguard.redis import listing
 from syncguard.redis.async_waiting import AsyncRedisWaiter
@@ -206,7 +206,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         On a cluster it only sleeps: an asyncio cluster node has no pool to take from.
         """
         wake = self._calls.names.of(key).wake
-        return AsyncRedisWaiter(self, self._listeners, lambda: self._pool, key, wake)
+        return AsyncRedisWaiter(self, lambda: self._pool, key, wake)
 
     async def open_extend_channel(self, timeout_ms: float) -> AsyncRedisExtendChannel | None:
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""
@@ -257,7 +257,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         assert isinstance(lock_id, str)
         for pause in UNDO_PAUSES_S:
             await asyncio.sleep(pause)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(LockError):
                 if (await self._runner.run(self._calls.release(lock_id))).ok:
                     return
 
@@ -277,9 +277,6 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             self._disposal,
             self,
         )
-
-    async def _pass_on(self, key: str) -> None:
-        await self._runner.run(self._calls.pass_on(key))
 
     async def _drive(self, steps: listing.Steps[T]) -> T:
         result: object = None

@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from syncguard.backend import Refusal, check_signal
 from syncguard.handles import AsyncAcquired
-from syncguard.redis.connections import AsyncConnection, AsyncPool, take_async
+from syncguard.redis.calls import Call
+from syncguard.redis.connections import (
+    AsyncConnection,
+    AsyncPool,
+    private_async_connection,
+    take_async,
+)
 from syncguard.redis.waiting import (
     FAULTS,
+    PASS_ON_S,
     WORTH_BLOCKING_MS,
     Listeners,
     blpop_seconds,
@@ -27,6 +34,8 @@ if TYPE_CHECKING:
 _UNREACHED_S: Final = 3600.0
 """For redis-py's reader, which must not judge: the server ends the BLPOP, or we hang up."""
 
+_passing_on: Final[set[asyncio.Task[None]]] = set()
+
 
 class AsyncRedisWaiter:
     """One asyncio waiter."""
@@ -34,13 +43,11 @@ class AsyncRedisWaiter:
     def __init__(
         self,
         backend: AsyncRedisBackend,
-        listeners: Listeners,
         pool: Callable[[], AsyncPool | None],
         key: str,
         wake: str,
     ) -> None:
         self._backend = backend
-        self._listeners = listeners
         self._find_pool = pool
         self._key = key
         self._wake = wake
@@ -48,12 +55,14 @@ class AsyncRedisWaiter:
         self._connection: AsyncConnection | None = None
         self._listener: asyncio.Task[object] | None = None
         self._woken = False
+        self._acquired = False
 
     async def attempt(
         self, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> AsyncAcquired | Refusal:
         answer = await self._backend._attempt(self._key, ttl_ms, holder, wait_ms)
         self._woken = False
+        self._acquired = not isinstance(answer, Refusal)
         return answer
 
     async def wait(self, ms: float, signal: Signal | None) -> bool:
@@ -69,11 +78,14 @@ class AsyncRedisWaiter:
         return False
 
     async def close(self) -> None:
-        must_pass_on = self._listener is not None or self._woken
+        must_pass_on = (self._listener is not None or self._woken) and not self._acquired
+        pool = self._pool
         await self._hang_up()
-        if must_pass_on:
-            with contextlib.suppress(Exception):
-                await self._backend._pass_on(self._key)
+        if must_pass_on and pool is not None:
+            # Nobody waits for it: who leaves because the server hangs must not.
+            task = asyncio.ensure_future(_pass_on(self._backend.pass_on_call(self._key), pool))
+            _passing_on.add(task)
+            task.add_done_callback(_passing_on.discard)
 
     async def _listen(self, deadline: float, signal: Signal | None) -> bool:
         connection = await self._connect()
@@ -100,13 +112,13 @@ class AsyncRedisWaiter:
     async def _connect(self) -> AsyncConnection | None:
         if self._connection is None:
             pool = self._find_pool()
-            if pool is not None and self._listeners.admit(pool):
+            if pool is not None and Listeners.on(pool).admit(pool):
                 try:
                     self._connection = await take_async(pool)
                     self._pool = pool
                 finally:
                     if self._connection is None:
-                        self._listeners.leave()
+                        Listeners.on(pool).leave()
         return self._connection
 
     async def _hang_up(self) -> None:
@@ -119,6 +131,19 @@ class AsyncRedisWaiter:
         if connection is not None:
             if listener is not None:
                 await connection.disconnect(nowait=True)
-            self._listeners.leave()
             assert self._pool is not None
+            Listeners.on(self._pool).leave()
             await self._pool.release(connection)
+
+
+async def _pass_on(call: Call[bool], pool: AsyncPool) -> None:
+    """Run ``pass_on.lua`` on a connection of its own, once, without waiting long."""
+    connection = private_async_connection(pool, PASS_ON_S)
+    with contextlib.suppress(*FAULTS):
+        try:
+            await connection.send_command(
+                "EVAL", call.script.text, len(call.keys), *call.keys, *call.args
+            )
+            await connection.read_response()
+        finally:
+            await connection.disconnect(nowait=True)

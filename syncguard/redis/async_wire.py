@@ -15,7 +15,14 @@ import redis
 from redis.exceptions import NoScriptError
 
 from syncguard.redis.calls import Call
-from syncguard.redis.connections import SPARE_NEEDS, AsyncConnection, AsyncPool, take_async
+from syncguard.redis.connections import (
+    ROOMY,
+    AsyncConnection,
+    AsyncPool,
+    is_closed,
+    shared,
+    take_async,
+)
 from syncguard.redis.errors import FAULTS, lock_error
 from syncguard.redis.wire import FRESH_FOR_S
 
@@ -37,12 +44,13 @@ class AsyncWire:
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
-        self._keeps = getattr(pool, "max_connections", 0) >= SPARE_NEEDS
-        self._spare: list[tuple[AsyncConnection, float]] = []
+        self._keeps = pool.max_connections >= ROOMY
+        # One for the pool, not one for each backend on it.
+        self._spare: list[tuple[AsyncConnection, float]] = shared(pool, "spare", list)
 
     async def run(self, call: Call[T]) -> T:
         try:
-            connection, reused = await self._take()
+            connection, reused = await self._take(checked=call.if_resent is not None)
             try:
                 reply, resent = await self._exchange(connection, call, reused)
             except redis.ResponseError:
@@ -57,16 +65,19 @@ class AsyncWire:
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
-        return call.if_resent(result) if resent and call.if_resent else result
+        return call.if_resent(reply, result) if resent and call.if_resent else result
 
     async def close(self) -> None:
         while self._spare:
             await self._pool.release(self._spare.pop()[0])
 
-    async def _take(self) -> tuple[AsyncConnection, bool]:
+    async def _take(self, *, checked: bool) -> tuple[AsyncConnection, bool]:
         if self._spare:
             connection, given_at = self._spare.pop()
-            if time.monotonic() - given_at <= FRESH_FOR_S:
+            # As in Wire: what cannot be sent twice without a doubt takes a connection that lives.
+            if time.monotonic() - given_at <= FRESH_FOR_S and not (
+                checked and await is_closed(connection)
+            ):
                 return connection, True
             await self._pool.release(connection)
         return await take_async(self._pool), False

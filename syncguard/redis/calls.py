@@ -55,7 +55,7 @@ WAITING_SLACK_MS: Final = 1_000
 _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
 
 
-@dataclass(slots=True)  # not frozen: that would double the price of making one
+@dataclass(slots=True, repr=False)  # not frozen: that would double the price of making one
 class Call(Generic[T]):
     """One round trip. ``read`` turns the reply into the result."""
 
@@ -65,8 +65,12 @@ class Call(Generic[T]):
     read: Callable[[Reply], T]
     key: str | None = None
     lock_id: str | None = None
-    if_resent: Callable[[T], T] | None = None
+    if_resent: Callable[[Reply, T], T] | None = None
     """Corrects the result of a request that had to be sent again, where Redis cannot tell."""
+
+    def __repr__(self) -> str:
+        # Tracebacks with local variables show calls: neither key nor lock id may be in there.
+        return f"<Call {self.script.name}>"
 
 
 class Calls:

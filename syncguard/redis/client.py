@@ -141,7 +141,7 @@ class RedisBackend(Configured, Lockable):
         call = self._calls.adopt(lock_id, ttl_ms, holder)
         check_signal(signal)
         sent_at_ms = holder_clock_ms()
-        answer = self._runner.run(call)
+        answer = self._run_or_undo(call, call.args[1])
         if isinstance(answer, str):
             return NotAdopted(answer)
         return self._acquired(answer, ttl_ms, sent_at_ms)
@@ -190,7 +190,7 @@ class RedisBackend(Configured, Lockable):
     def open_waiter(self, key: str) -> RedisWaiter:
         """For ``lock()``: a waiter that the holder's release wakes."""
         wake = self._calls.names.of(key).wake
-        return RedisWaiter(self, self._listeners, lambda: self._pool_of(wake), key, wake)
+        return RedisWaiter(self, lambda: self._pool_of(wake), key, wake)
 
     def open_extend_channel(self, timeout_ms: float) -> RedisExtendChannel | None:
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""
@@ -217,22 +217,26 @@ class RedisBackend(Configured, Lockable):
 
     def _run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
         sent_at_ms = holder_clock_ms()
-        try:
-            answer = self._runner.run(call)
-        except BaseException as error:
-            # Ctrl-C, a time limit, the loss of another lock: nobody will come back for this one.
-            if not isinstance(error, LockError) or isinstance(error, LockLost):
-                self._undo(call.lock_id)
-            raise
+        answer = self._run_or_undo(call, call.lock_id)
         if isinstance(answer, Refusal):
             return answer
         return self._acquired(answer, ttl_ms, sent_at_ms)
 
-    def _undo(self, lock_id: str | None) -> None:
-        assert lock_id is not None
+    def _run_or_undo(self, call: Call[T], lock_id: object) -> T:
+        """Run a call that takes a lock. If it is interrupted, leave no lock behind."""
+        try:
+            return self._runner.run(call)
+        except BaseException as error:
+            # Ctrl-C, a time limit, the loss of another lock: nobody will come back for this one.
+            if not isinstance(error, LockError) or isinstance(error, LockLost):
+                self._undo(lock_id)
+            raise
+
+    def _undo(self, lock_id: object) -> None:
+        assert isinstance(lock_id, str)
         for pause in UNDO_PAUSES_S:
             time.sleep(pause)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(LockError):
                 if self.release(lock_id).ok:
                     return
 
@@ -247,9 +251,6 @@ class RedisBackend(Configured, Lockable):
             self._disposal,
             self,
         )
-
-    def _pass_on(self, key: str) -> None:
-        self._runner.run(self._calls.pass_on(key))
 
     def _drive(self, steps: listing.Steps[T]) -> T:
         result: object = None

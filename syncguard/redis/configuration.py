@@ -10,8 +10,7 @@ import redis.asyncio
 
 from syncguard.disposal import Disposal
 from syncguard.errors import invalid_argument
-from syncguard.redis.calls import Calls, FenceFloor
-from syncguard.redis.waiting import Listeners
+from syncguard.redis.calls import Call, Calls, FenceFloor
 from syncguard.types import BackendCapabilities, OnReleaseError
 
 T = TypeVar("T")
@@ -48,7 +47,6 @@ class Configured:
             clustered=self._clustered,
         )
         self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
-        self._listeners = Listeners()
         self._owns_client = False
 
     @property
@@ -66,6 +64,10 @@ class Configured:
     def hash(self, value: str) -> str:
         """The display hash of a key or a lock id: what pages and logs of this backend show."""
         return self._calls.hash(value)
+
+    def pass_on_call(self, key: str) -> Call[bool]:
+        """For a waiter that leaves."""
+        return self._calls.pass_on(key)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(key_prefix={self.key_prefix!r})"

@@ -7,9 +7,11 @@ private to redis-py or differs between its versions 5 to 8 is touched in this mo
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import select
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import redis
 import redis.asyncio
@@ -58,6 +60,7 @@ class AsyncConnection(Protocol):
     """What we use of an asyncio connection."""
 
     retry: AsyncRetrying
+    is_connected: bool
 
     async def connect(self) -> object: ...
     async def disconnect(self, nowait: bool = False) -> None: ...
@@ -91,8 +94,16 @@ class AsyncPool(Protocol):
     async def release(self, connection: AsyncConnection) -> object: ...
 
 
-SPARE_NEEDS: Final = 8
-"""A pool smaller than this is somebody's hard limit: then we never keep a connection back."""
+T = TypeVar("T")
+
+ROOMY: Final = 8
+"""A pool smaller than this is somebody's hard limit: we keep no connection of it for ourselves."""
+
+
+def shared(pool: Pool | AsyncPool, name: str, make: Callable[[], T]) -> T:
+    """Something of ours that all backends on one pool share, and that lives as long as the pool."""
+    value: T = pool.__dict__.setdefault(f"_syncguard_{name}", make())
+    return value
 
 
 def wire_pool(client: object) -> Pool | None:
@@ -167,6 +178,22 @@ def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
     """How long the client waits for a reply, or None for ever."""
     seconds = pool.connection_kwargs.get("socket_timeout")
     return None if seconds is None else float(seconds) * 1000
+
+
+def has_news(connection: Connection) -> bool:
+    """Whether a connection on which nothing was asked has something to say: it is closed."""
+    try:
+        readable, _, _ = select.select([fileno(connection)], [], [], 0)
+    except (redis.ConnectionError, OSError, ValueError):
+        return True
+    return bool(readable)
+
+
+async def is_closed(connection: AsyncConnection) -> bool:
+    """The same for asyncio."""
+    await asyncio.sleep(0)  # the loop notices a closed socket only when it runs
+    reader = getattr(connection, "_reader", None)
+    return reader is None or reader.at_eof() or not connection.is_connected
 
 
 def fileno(connection: Connection) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
 
 import redis
 from redis.exceptions import NoScriptError
@@ -30,11 +29,15 @@ from syncguard.redis.errors import lock_error
 from syncguard.redis.scripts import EXTEND
 from syncguard.types import ExtendResult
 
-_LOAD: Final = ("SCRIPT LOAD", EXTEND.text)
 
-
-def _command(call: Call[ExtendResult]) -> Command:
-    return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+def _commands(calls: Sequence[Call[ExtendResult]], script_is_known: bool) -> list[Command]:
+    """The calls on the wire. A script that Redis may not know goes in full with the first."""
+    commands: list[Command] = [
+        ("EVALSHA", EXTEND.sha, len(call.keys), *call.keys, *call.args) for call in calls
+    ]
+    if not script_is_known:
+        commands[0] = ("EVAL", EXTEND.text, *commands[0][2:])
+    return commands
 
 
 def _answer(call: Call[ExtendResult], reply: object) -> ExtendResult | LockError:
@@ -52,7 +55,8 @@ class RedisExtendChannel:
     def __init__(self, calls: Calls, connection: Connection) -> None:
         self._calls = calls
         self._connection = connection
-        self._expected: deque[Call[ExtendResult] | None] = deque()  # None: a script's loading
+        self._expected: deque[Call[ExtendResult]] = deque()
+        self._script_is_known = False
 
     @classmethod
     def open(cls, calls: Calls, pool: Pool, timeout_ms: float) -> RedisExtendChannel:
@@ -60,8 +64,6 @@ class RedisExtendChannel:
         connection = private_connection(pool, timeout_ms / 1000)
         try:
             connection.connect()
-            connection.send_command(*_LOAD)
-            connection.read_response()
         except BaseException as error:
             connection.disconnect()
             if isinstance(error, Exception):
@@ -75,8 +77,9 @@ class RedisExtendChannel:
     def send(self, extensions: Sequence[Extension]) -> None:
         calls = [self._calls.extend(lock_id, ttl_ms) for lock_id, ttl_ms in extensions]
         try:
-            packed = self._connection.pack_commands([_command(call) for call in calls])
-            self._connection.send_packed_command(packed)
+            commands = _commands(calls, self._script_is_known)
+            self._connection.send_packed_command(self._connection.pack_commands(commands))
+            self._script_is_known = True
         except (redis.RedisError, OSError) as error:
             raise lock_error(error) from error
         self._expected.extend(calls)
@@ -89,9 +92,7 @@ class RedisExtendChannel:
         try:
             while self._expected and self._connection.can_read(0):
                 reply = self._read_one()
-                call = self._expected.popleft()
-                if call is not None:
-                    answers.append(_answer(call, reply))
+                answers.append(_answer(self._expected.popleft(), reply))
         except (redis.RedisError, OSError) as error:
             raise lock_error(error) from error
         return answers
@@ -100,9 +101,7 @@ class RedisExtendChannel:
         try:
             return self._connection.read_response(disable_decoding=True)
         except NoScriptError as error:
-            # SCRIPT FLUSH: put it back behind what was sent; the heartbeat tries again anyway.
-            self._connection.send_command(*_LOAD)
-            self._expected.append(None)
+            self._script_is_known = False  # SCRIPT FLUSH: the heartbeat will try again
             return error
         except redis.ResponseError as error:
             return error
@@ -117,6 +116,7 @@ class AsyncRedisExtendChannel:
     def __init__(self, calls: Calls, connection: AsyncConnection) -> None:
         self._calls = calls
         self._connection = connection
+        self._script_is_known = False
 
     @classmethod
     async def open(
@@ -125,8 +125,6 @@ class AsyncRedisExtendChannel:
         connection = private_async_connection(pool, timeout_ms / 1000)
         try:
             await connection.connect()
-            await connection.send_command(*_LOAD)
-            await connection.read_response()
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, Exception):
@@ -137,12 +135,10 @@ class AsyncRedisExtendChannel:
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
         calls = [self._calls.extend(lock_id, ttl_ms) for lock_id, ttl_ms in extensions]
         try:
-            packed = self._connection.pack_commands([_command(call) for call in calls])
-            await self._connection.send_packed_command(packed)
+            commands = _commands(calls, self._script_is_known)
+            await self._connection.send_packed_command(self._connection.pack_commands(commands))
             replies = [await self._read_one() for _ in calls]
-            if any(isinstance(reply, NoScriptError) for reply in replies):
-                await self._connection.send_command(*_LOAD)
-                await self._connection.read_response()
+            self._script_is_known = not any(isinstance(r, NoScriptError) for r in replies)
         except (redis.RedisError, OSError) as error:
             raise lock_error(error) from error
         return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]

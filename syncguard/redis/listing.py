@@ -6,12 +6,15 @@ Without I/O, so that the blocking and the asyncio backend share them.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from syncguard.errors import invalid_argument
 from syncguard.redis.calls import PAGE, Call, Calls
 from syncguard.redis.names import Space
 from syncguard.types import LockInfoDebug
+
+_BEYOND_ANY_LIST: Final = 10**12
+"""No list is that long; and Lua, which counts in floating point, still counts that far."""
 
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
@@ -21,6 +24,7 @@ def live_locks(calls: Calls, limit: int, offset: int) -> Steps[list[LockInfoDebu
     """A page of the live locks, soonest to expire first."""
     _check_whole(limit, "limit")
     _check_whole(offset, "offset")
+    offset = min(offset, _BEYOND_ANY_LIST)
     spaces = calls.names.spaces()
     if len(spaces) == 1:
         return (yield from _slice(calls, spaces[0], limit, offset))

@@ -69,6 +69,9 @@ class LockNames(NamedTuple):
     waiting: str
     wake: str
 
+    def __repr__(self) -> str:
+        return f"<LockNames in {self.space.prefix!r}>"
+
 
 class Names:
     """The naming scheme of one backend: a prefix, with or without the buckets of a cluster."""

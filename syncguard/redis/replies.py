@@ -21,6 +21,7 @@ Reply = object
 _logger = logging.getLogger("syncguard")
 _REFUSED: Final = Refusal()
 _RELEASED: Final = ReleaseResult(True)
+_ASSUMED: Final = ReleaseResult(True, assumed=True)
 _REASONS: Final[dict[object, AbsenceReason]] = {0: "not-found", -1: "not-found", -2: "expired"}
 
 
@@ -31,6 +32,9 @@ class Granted(NamedTuple):
     fence: str
     expires_at_ms: int
     key: str
+
+    def __repr__(self) -> str:
+        return f"<Granted fence={self.fence}>"
 
 
 class Reader:
@@ -150,10 +154,13 @@ def read_counts(reply: Reply) -> tuple[int, int]:
     raise malformed("counts")
 
 
-def release_took_effect(result: ReleaseResult) -> ReleaseResult:
-    # The request was sent twice, and the second found nothing. Then the first did its work, or
-    # the lock had expired before it; the caller no longer holds it in either case.
-    return _RELEASED if result.reason == "not-found" else result
+def release_took_effect(reply: Reply, result: ReleaseResult) -> ReleaseResult:
+    """What a release comes to that was sent twice, because the first reply was lost.
+
+    Nothing found by the second: most likely the first did it. Not certain, because the lock may
+    have been gone before. Found in other hands: then it was lost before, and no doubt.
+    """
+    return _ASSUMED if reply == -1 else result
 
 
 def _refusal(reply: Reply) -> Refusal:

@@ -13,6 +13,7 @@ asked for, and if it is refused, then by a new holder, whose release wakes again
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -21,10 +22,14 @@ import redis
 
 from syncguard.backend import Refusal, check_signal
 from syncguard.handles import Acquired
+from syncguard.redis.calls import Call
 from syncguard.redis.connections import (
+    ROOMY,
     AsyncPool,
     Connection,
     Pool,
+    private_connection,
+    shared,
     socket_timeout_ms,
     take,
 )
@@ -38,6 +43,7 @@ WORTH_BLOCKING_MS: Final = 10
 """Below this a plain sleep is as good: and Redis 6.2 takes 1 ms or less for 'for ever'."""
 
 _SERVER_LATENESS_MS: Final = 100
+PASS_ON_S: Final = 1.0
 _SOCKET_SHARE: Final = 0.8
 """A wait uses at most this share of the client's own time-out."""
 
@@ -55,18 +61,36 @@ def patience_ms(pool: Pool | AsyncPool) -> float:
     return float("inf") if timeout_ms is None else timeout_ms * _SOCKET_SHARE
 
 
-class Listeners:
-    """How many waiters of a backend listen at once: at most half of the pool's connections.
+def pass_on(call: Call[bool], pool: Pool) -> None:
+    """Run ``pass_on.lua`` on a connection of its own, once, without waiting long."""
+    connection = private_connection(pool, PASS_ON_S)
+    with contextlib.suppress(*FAULTS):
+        try:
+            connection.send_command(
+                "EVAL", call.script.text, len(call.keys), *call.keys, *call.args
+            )
+            connection.read_response()
+        finally:
+            connection.disconnect()
 
-    The others sleep. Were every connection taken by a waiter, the holder could not release.
+
+class Listeners:
+    """How many waiters listen on the connections of one pool: at most half of them.
+
+    The others sleep. Were every connection taken by a waiter, the holder could not release. On a
+    pool that somebody kept small, nobody listens.
     """
 
     def __init__(self) -> None:
         # A list, because its append and pop need no lock, which a fork could leave locked.
         self._inside: list[None] = []
 
+    @classmethod
+    def on(cls, pool: Pool | AsyncPool) -> Listeners:
+        return shared(pool, "listeners", cls)
+
     def admit(self, pool: Pool | AsyncPool) -> bool:
-        if len(self._inside) >= pool.max_connections // 2:
+        if pool.max_connections < ROOMY or len(self._inside) >= pool.max_connections // 2:
             return False
         self._inside.append(None)
         return True
@@ -81,13 +105,11 @@ class RedisWaiter:
     def __init__(
         self,
         backend: RedisBackend,
-        listeners: Listeners,
         pool: Callable[[], Pool | None],
         key: str,
         wake: str,
     ) -> None:
         self._backend = backend
-        self._listeners = listeners
         self._find_pool = pool
         self._key = key
         self._wake = wake
@@ -95,11 +117,13 @@ class RedisWaiter:
         self._connection: Connection | None = None
         self._listening = False
         self._woken = False
+        self._acquired = False
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         answer = self._backend._attempt(self._key, ttl_ms, holder, wait_ms)
         # Only now: an attempt that failed has not used the wake-up, and must pass it on.
         self._woken = False
+        self._acquired = not isinstance(answer, Refusal)
         return answer
 
     def wait(self, ms: float, signal: Signal | None) -> bool:
@@ -117,11 +141,18 @@ class RedisWaiter:
         return False
 
     def close(self) -> None:
-        must_pass_on = self._listening or self._woken
+        # Whoever got the lock wakes the next by releasing it.
+        must_pass_on = (self._listening or self._woken) and not self._acquired
+        pool = self._pool
         self._hang_up()
-        if must_pass_on:
-            with contextlib.suppress(Exception):
-                self._backend._pass_on(self._key)
+        if must_pass_on and pool is not None:
+            # Elsewhere: who leaves because the server hangs must not wait for the server.
+            threading.Thread(
+                target=pass_on,
+                args=(self._backend.pass_on_call(self._key), pool),
+                name="syncguard-pass-on",
+                daemon=True,
+            ).start()
 
     def _listen(self, deadline: float, signal: Signal | None) -> bool:
         connection = self._connect()
@@ -132,11 +163,13 @@ class RedisWaiter:
             if not self._listening:
                 if left * 1000 < WORTH_BLOCKING_MS:
                     break
-                connection.send_command("BLPOP", self._wake, self._blpop_seconds(left * 1000))
+                # Said before it is so: an interrupt in between must find the connection dirty.
                 self._listening = True
+                connection.send_command("BLPOP", self._wake, self._blpop_seconds(left * 1000))
             if connection.can_read(left if signal is None else min(left, SLICE_MS / 1000)):
+                popped = connection.read_response(disable_decoding=True)
                 self._listening = False
-                if connection.read_response(disable_decoding=True) is not None:
+                if popped is not None:
                     return True
         return False
 
@@ -147,13 +180,13 @@ class RedisWaiter:
     def _connect(self) -> Connection | None:
         if self._connection is None:
             pool = self._find_pool()
-            if pool is not None and self._listeners.admit(pool):
+            if pool is not None and Listeners.on(pool).admit(pool):
                 try:
                     self._connection = take(pool)
                     self._pool = pool
                 finally:
                     if self._connection is None:
-                        self._listeners.leave()
+                        Listeners.on(pool).leave()
         return self._connection
 
     def _hang_up(self) -> None:
@@ -163,6 +196,6 @@ class RedisWaiter:
         if self._listening:
             self._listening = False
             connection.disconnect()
-        self._listeners.leave()
         assert self._pool is not None
+        Listeners.on(self._pool).leave()
         self._pool.release(connection)

@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import NoScriptError
 
 from syncguard.redis.calls import Call
-from syncguard.redis.connections import SPARE_NEEDS, Connection, Pool, packer, take
+from syncguard.redis.connections import ROOMY, Connection, Pool, has_news, packer, shared, take
 from syncguard.redis.errors import FAULTS, lock_error
 
 T = TypeVar("T")
@@ -45,12 +45,13 @@ class Wire:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._keeps = getattr(pool, "max_connections", 0) >= SPARE_NEEDS
-        self._spare: list[tuple[Connection, float]] = []
+        self._keeps = pool.max_connections >= ROOMY
+        # One for the pool, not one for each backend on it.
+        self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
 
     def run(self, call: Call[T]) -> T:
         try:
-            connection, reused = self._take()
+            connection, reused = self._take(checked=call.if_resent is not None)
             try:
                 reply, resent = self._exchange(connection, call, reused)
             except redis.ResponseError:
@@ -65,13 +66,17 @@ class Wire:
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
-        return call.if_resent(result) if resent and call.if_resent else result
+        return call.if_resent(reply, result) if resent and call.if_resent else result
 
     def close(self) -> None:
         while self._spare:
             self._pool.release(self._spare.pop()[0])
 
-    def _take(self) -> tuple[Connection, bool]:
+    def _take(self, *, checked: bool) -> tuple[Connection, bool]:
+        """A connection, and whether it was kept. ``checked``: never one that is dead already.
+
+        For calls whose second sending cannot be told from a first, it pays to look before.
+        """
         try:
             connection, given_at = self._spare.pop()
         except IndexError:
@@ -79,7 +84,7 @@ class Wire:
         if connection.pid != os.getpid():
             # A forked child: the socket is the parent's. The pool starts afresh here too.
             return take(self._pool), False
-        if time.monotonic() - given_at > FRESH_FOR_S:
+        if time.monotonic() - given_at > FRESH_FOR_S or (checked and has_news(connection)):
             self._pool.release(connection)
             return take(self._pool), False
         return connection, True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -12,7 +14,16 @@ import pytest
 import redis
 import redis.asyncio
 
-from syncguard import LockError, LockLost, aio, heartbeat, lanes, lock
+from syncguard import (
+    LockError,
+    LockEvent,
+    LockLost,
+    aio,
+    heartbeat,
+    lanes,
+    lock,
+    with_telemetry,
+)
 from syncguard.clock import holder_clock_ms
 from syncguard.held import Held
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -267,9 +278,10 @@ def test_without_a_heartbeat_a_block_that_outlives_its_ttl_raises_lock_lost(
 
 def test_nothing_extends_a_lock_after_its_block(backend: RedisBackend) -> None:
     """Not even when leaving races with the schedule: very short blocks, at the time of a beat."""
-    for _ in range(30):
-        with lock(backend, "k", ttl_ms=60, auto_extend=True):
-            time.sleep(0.02)  # the moment at which the first beat is due
+    for _ in range(10):
+        with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
+            due = held.deadline_ms - 400
+            wait_until(lambda due=due: holder_clock_ms() >= due)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
 
@@ -304,6 +316,102 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
             wait_until(lambda: held.expires_at_ms > before)
 
 
+def test_a_ttl_of_a_year_can_be_watched(backend: RedisBackend) -> None:
+    """A selector refuses to sleep for more than 24 days at once."""
+    with lock(backend, "long", ttl_ms=365 * 24 * 3600 * 1000, auto_extend=True):
+        with lock(backend, "short", ttl_ms=300, auto_extend=True) as held:
+            before = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_a_thread_that_could_not_start_is_started_by_the_next_lock(
+    backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "IDLE_MS", 50)
+    monkeypatch.setattr(lanes, "IDLE_MS", 50)
+    wait_until(lambda: not heartbeat_threads())
+
+    def no_more(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more)
+        with pytest.raises(RuntimeError, match="new thread"):
+            lock(backend, "k", auto_extend=True).__enter__()
+    assert not backend.is_locked("k")
+    with lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+        before = held.expires_at_ms
+        wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_a_slow_telemetry_callback_does_not_stop_the_heartbeats(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    go_on = threading.Event()
+    extended: list[LockEvent] = []
+
+    def slow(event: LockEvent) -> None:
+        if event.type == "extend":
+            go_on.wait(20)
+            extended.append(event)
+
+    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as other:
+        reporting = with_telemetry(other, slow)
+        with lock(reporting, "reported", ttl_ms=900, auto_extend=True) as first:
+            before = first.expires_at_ms
+            wait_until(lambda: first.expires_at_ms > before)
+            with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
+                before = held.expires_at_ms
+                wait_until(lambda: held.expires_at_ms > before)
+            go_on.set()
+        wait_until(lambda: bool(extended))
+    assert extended[0].result == "ok"
+
+
+def test_why_extending_fails_is_said_once(
+    syncguard_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = syncguard_redis.client()
+    admin.acl_setuser(
+        "worker", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True
+    )
+    client = redis.Redis(port=syncguard_redis.port, username="worker", password="any")
+    backend = RedisBackend(client, on_release_error=lambda _error, _context: None)
+    with pytest.raises(LockLost):
+        with lock(backend, "secret-key", ttl_ms=900, auto_extend=True) as held:
+            admin.acl_setuser("worker", commands=["-evalsha", "-eval"], enabled=True)
+            wait_until(lambda: held.lost)
+    admin.acl_deluser("worker")
+    said = [r.getMessage() for r in caplog.records if "extending locks" in r.getMessage()]
+    assert len(said) == 1
+    assert "AuthFailed" in said[0]
+    assert "secret-key" not in said[0]
+    client.close()
+
+
+def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(
+    syncguard_redis: RedisServer,
+) -> None:
+    """No SCRIPT LOAD: who may not, still may EVAL."""
+    admin = syncguard_redis.client()
+    admin.script_flush()
+    admin.acl_setuser(
+        "worker",
+        enabled=True,
+        nopass=True,
+        keys=["*"],
+        commands=["+@all", "-script"],
+        reset=True,
+    )
+    client = redis.Redis(port=syncguard_redis.port, username="worker", password="any")
+    with RedisBackend(client) as backend:
+        with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
+            before = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > before)
+    client.close()
+    admin.acl_deluser("worker")
+
+
 def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,6 +439,21 @@ def test_a_server_that_cannot_be_reached_at_all_still_loses_the_lock_in_time(
                 frail_redis.kill()
                 wait_until(lambda: held.lost)
                 assert holder_clock_ms() <= held.deadline_ms + TTL_MS
+
+
+def test_asyncio_a_loop_that_used_heartbeats_is_not_kept_alive(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+                before = held.expires_at_ms
+                await until(lambda: held.expires_at_ms > before)
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
 
 
 # -- asyncio ----------------------------------------------------------------------------------

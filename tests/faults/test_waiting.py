@@ -164,7 +164,7 @@ def test_a_waiter_that_leaves_passes_its_wake_up_on(
         assert waiting.result(timeout=20) is True
     # It has the wake-up in its hands, and goes without trying.
     waiter.close()
-    assert syncguard_redis.client().llen(NAMES.wake) == 1
+    wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
 
 
 def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
@@ -196,23 +196,87 @@ def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: Redi
             pass
 
 
-def test_waiters_never_take_the_connection_that_the_holder_needs_to_release(
+def test_waiters_of_all_backends_leave_half_of_the_pool_to_the_others(
     syncguard_redis: RedisServer,
 ) -> None:
-    client = redis.Redis(port=syncguard_redis.port, max_connections=4)
-    with RedisBackend(client) as backend, ThreadPoolExecutor(max_workers=2) as pool:
-        with lock(backend, "k", ttl_ms=60_000):
-            waiters = [
-                pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
-                for _ in range(2)
-            ]
-            wait_until(lambda: blocked_clients(syncguard_redis) == 2)
-        held = waiters[0] if waiters[0].done() else waiters[1]
-        wait_until(lambda: any(waiter.done() for waiter in waiters))
-        held = next(waiter for waiter in waiters if waiter.done()).result()
-        assert backend.release(held.lock_id).ok
-        rest = next(w for w in waiters if w.result(timeout=20) is not held).result()
-        assert backend.release(rest.lock_id).ok
+    """Were every connection taken by a waiter, the holder could not release."""
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    backends = [RedisBackend(client) for _ in range(2)]
+    turns = Acquisition(timeout_ms=60_000, retry_delay_ms=50, max_retries=1_000)
+
+    def take_a_turn(n: int) -> None:
+        with lock(backends[n % 2], "k", ttl_ms=60_000, acquisition=turns):
+            pass
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        with lock(backends[0], "k", ttl_ms=60_000):
+            waiters = [pool.submit(take_a_turn, n) for n in range(8)]
+            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
+        for waiter in waiters:
+            waiter.result(timeout=60)
+    client.close()
+
+
+def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=3)
+    with RedisBackend(client) as backend, client.pubsub() as listening:
+        listening.subscribe(
+            "elsewhere"
+        )  # the application needs one of them, a releasing thread another
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        threading.Timer(0.3, holder.release).start()
+        often = Acquisition(timeout_ms=60_000, retry_delay_ms=30, max_retries=1_000)
+        with lock(backend, "k", acquisition=often):
+            assert blocked_clients(syncguard_redis) == 0
+    client.close()
+
+
+def test_backends_that_come_and_go_leave_no_connection_taken(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    for _ in range(30):
+        with RedisBackend(client).lock("k"):
+            pass
+    client.close()
+
+
+def test_an_abort_does_not_wait_for_a_redis_that_hangs() -> None:
+    signal = threading.Event()
+    with RedisServer() as server, ThreadPoolExecutor() as pool:
+        backend = RedisBackend(redis.Redis(port=server.port, socket_timeout=None))
+        assert backend.acquire("k", ttl_ms=60_000).ok
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR, signal=signal).__enter__())
+        wait_until(lambda: blocked_clients(server) == 1)
+        with server.paused():
+            signal.set()
+            with pytest.raises(LockError) as caught:
+                waiter.result(timeout=20)
+        assert caught.value.code == "Aborted"
+
+
+def test_an_interrupt_as_the_waiting_begins_leaves_no_foreign_reply_behind(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = redis.Redis(port=syncguard_redis.port)
+    backend = RedisBackend(client)
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    send = redis.connection.AbstractConnection.send_command
+
+    def interrupted(self: object, *command: object, **options: object) -> None:
+        send(self, *command, **options)
+        if command[0] == "BLPOP":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(redis.connection.AbstractConnection, "send_command", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lock(backend, "k", acquisition=FAR).__enter__()
+    monkeypatch.undo()
+    holder.release()
+    assert client.set("a", "1")
+    assert client.get("a") == b"1", "the reply to somebody else's BLPOP"
+    backend.close()
+    client.close()
 
 
 def test_the_time_for_acquiring_ends_the_waiting(backend: RedisBackend) -> None:

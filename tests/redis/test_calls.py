@@ -111,7 +111,7 @@ def test_a_fence_that_has_not_fifteen_digits_is_not_handed_on(calls, fence):
 
 @pytest.mark.parametrize(
     "reply",
-    [None, 1, b"OK", [], [1], "x", [1, b"000000000000001", None]],
+    [None, 1, b"OK", [], [1], "x", [1, b"000000000000001", None], [2, b"0" * 15, 1]],
     ids=repr,
 )
 def test_an_acquire_reply_of_another_shape_is_an_internal_error(calls, reply):

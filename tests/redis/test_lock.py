@@ -133,6 +133,59 @@ def test_a_lock_that_somebody_took_away_is_reported_on_leaving(backend: RedisBac
     assert held.lost
 
 
+def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
+    """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
+    with RedisServer() as server:
+        backend = RedisBackend(redis.Redis(port=server.port))
+        with pytest.raises(LockLost):
+            with lock(backend, "k", ttl_ms=30_000):
+                server.kill()
+                server.restart()
+        backend.close()
+
+
+def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
+    read = redis.Connection.read_response
+    lost = [redis.ConnectionError("the reply was lost")]
+
+    def lose_one(self: redis.Connection, *args: object, **kwargs: object) -> object:
+        reply = read(self, *args, **kwargs)
+        if lost:
+            raise lost.pop()
+        return reply
+
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=30_000) as held:
+            syncguard_redis.client().set("syncguard:k", '{"lockId":"other","expiresAtMs":9e15}')
+            monkeypatch.setattr(redis.Connection, "read_response", lose_one)
+    monkeypatch.undo()
+    assert held.lost
+    backend.close()
+
+
+def test_a_release_whose_reply_was_lost_counts_as_done(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
+    read = redis.Connection.read_response
+    lost = [redis.ConnectionError("the reply was lost")]
+
+    def lose_one(self: redis.Connection, *args: object, **kwargs: object) -> object:
+        reply = read(self, *args, **kwargs)
+        if lost:
+            raise lost.pop()
+        return reply
+
+    with lock(backend, "k", ttl_ms=30_000):
+        monkeypatch.setattr(redis.Connection, "read_response", lose_one)
+    monkeypatch.undo()
+    assert not backend.is_locked("k")
+    backend.close()
+
+
 # -- keeping and handing over -----------------------------------------------------------------
 
 

@@ -258,6 +258,25 @@ def test_a_lock_block_whose_release_fails_is_logged_without_key_and_lock_id(sync
     assert held.lock_id not in log()
 
 
+def test_an_on_lost_that_fails_is_logged_without_what_it_was_given(syncguard_redis, client, log):
+    async def lose():
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+
+            def complain(held):
+                ids.append(held.lock_id)
+                raise RuntimeError(f"lost {KEY} {held.lock_id}")
+
+            async with aio.lock(backend, KEY, on_lost=complain):
+                client.flushall()
+
+    ids = []
+    with pytest.raises(LockLost):
+        asyncio.run(lose())
+    assert "on_lost" in log()
+    assert KEY not in log()
+    assert ids[0] not in log()
+
+
 def test_a_password_is_not_logged_when_a_release_fails(log):
     with RedisServer(password=PASSWORD) as server:
         with RedisBackend.from_url(server.url, retry=Retry(NoBackoff(), 0)) as backend:

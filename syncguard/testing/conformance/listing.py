@@ -44,6 +44,11 @@ class ListingConformance(Setting):
         assert backend.live_locks(limit=10, offset=5) == []
         assert backend.live_locks(limit=0) == []
 
+    def test_no_limit_and_no_offset_is_too_large(self, backend: LockBackend) -> None:
+        by_expiry = _five(backend)
+        assert _hashes(backend.live_locks(limit=10**30)) == by_expiry
+        assert backend.live_locks(offset=10**30) == []
+
     def test_a_released_lock_leaves_the_list(self, backend: LockBackend) -> None:
         acquired(backend, "k").release()
         assert backend.live_locks() == []
