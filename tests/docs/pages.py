@@ -35,6 +35,7 @@ CATEGORIES = {
     # others
     "output": "what a command prints; not executed",
     "redis.conf": "a Redis is started with it, and found fit for locks",
+    "redis.acl": "a Redis has this user, who can do all that locks need",
 }
 
 SHELL = {"console", "bash", "sh"}
