@@ -11,11 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
-from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.models import LogEntry
 from django.core.exceptions import PermissionDenied
-from django.db import router, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -27,15 +24,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 
-from syncguard import LockError, LockEvent
-from syncguard_django import inspection
+from syncguard_django import inspection, releasing
 from syncguard_django.aliases import locks
 from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList, row_of
-from syncguard_django.configuration import configuration
 from syncguard_django.durations import for_people
+from syncguard_django.forms import FindByKeyForm
 from syncguard_django.inspection import Failure, LiveLock
 from syncguard_django.models import Lock
-from syncguard_django.signals import sender_of_events
 
 if TYPE_CHECKING:
     _LockModelAdmin = admin.ModelAdmin[Lock]
@@ -63,27 +58,6 @@ class AliasFilter(admin.SimpleListFilter):
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         return queryset  # the change list reads the parameter itself
-
-
-class FindByKeyForm(forms.Form):
-    """A raw key, on its way to becoming a hash."""
-
-    using = forms.ChoiceField(label=gettext_lazy("Alias"))
-    key = forms.CharField(
-        label=gettext_lazy("Key"),
-        strip=False,
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "size": 30}),
-    )
-
-    def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
-        super().__init__(data, initial=initial, auto_id="syncguard-find-%s")
-        aliases = tuple(locks)
-        field = self.fields["using"]
-        assert isinstance(field, forms.ChoiceField)
-        field.choices = [(alias, alias) for alias in aliases]
-        if len(aliases) == 1:
-            field.widget = forms.HiddenInput()
-            field.initial = aliases[0]
 
 
 @admin.register(Lock)
@@ -151,7 +125,7 @@ class LockAdmin(_LockModelAdmin):
 
     @admin.display(description=gettext_lazy("key hash"), ordering="key_hash")
     def key(self, row: Lock) -> SafeString:
-        return format_html('<code class="syncguard-hash">{}</code>', row.key_hash)
+        return _hash(row.key_hash)
 
     @admin.display(description=gettext_lazy("holder"), ordering="holder", empty_value="-")
     def holder_label(self, row: Lock) -> str | None:
@@ -167,7 +141,7 @@ class LockAdmin(_LockModelAdmin):
 
     @admin.display(description=gettext_lazy("lock-id hash"), ordering="lock_id_hash")
     def lock_id(self, row: Lock) -> SafeString:
-        return format_html('<code class="syncguard-hash">{}</code>', row.lock_id_hash)
+        return _hash(row.lock_id_hash)
 
     @admin.display(description=gettext_lazy("release"))
     def release_link(self, row: Lock) -> SafeString:
@@ -249,32 +223,15 @@ class LockAdmin(_LockModelAdmin):
         return TemplateResponse(request, template, context)
 
     def _release(self, request: HttpRequest, lock: LiveLock) -> None:
-        row, info = row_of(lock), lock.info
-        database = router.db_for_write(LogEntry)
-        about = f"fence {info.fence}, lock-id hash {info.lock_id_hash}, alias {lock.using}"
-        try:
-            # The audit first, in a transaction: no lock is freed that the log does not know of.
-            with transaction.atomic(using=database):
-                self.log_change(request, row, f"Force-released: {about}.")
-                result = locks.inspector(lock.using).force_release(
-                    info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-                )
-                if not result.ok:
-                    transaction.set_rollback(True, using=database)
-        except LockError as error:
-            self.log_change(request, row, f"Tried to force-release ({error.code}): {about}.")
-            _say_failed(request, Failure(lock.using, error.code, str(error)))
-            return
-        if not result.ok:
+        row = row_of(lock)
+        outcome = releasing.release(lock, lambda text: self.log_change(request, row, text))
+        if isinstance(outcome, Failure):
+            _say_failed(request, outcome)
+        elif not outcome:
             self._say_gone(request)
-            return
-        if configuration().of(lock.using).telemetry:
-            event = LockEvent(
-                "release", "ok", key_hash=info.key_hash, lock_id_hash=info.lock_id_hash
-            )
-            sender_of_events(lock.using)(event)
-        text = _("Released the lock %(hash)s (fence %(fence)s).")
-        messages.success(request, text % {"hash": info.key_hash, "fence": info.fence})
+        else:
+            text = _("Released the lock %(hash)s (fence %(fence)s).")
+            messages.success(request, text % {"hash": row.key_hash, "fence": row.fence})
 
     def _say_gone(self, request: HttpRequest) -> None:
         messages.warning(
@@ -288,6 +245,11 @@ class LockAdmin(_LockModelAdmin):
     def _to_list(self, **parameters: str) -> HttpResponse:
         url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
         return redirect(f"{url}?{urlencode(parameters)}" if parameters else url)
+
+
+def _hash(value: str) -> SafeString:
+    """A hash, which the style sheet may cut short; then its title has it whole."""
+    return format_html('<code class="syncguard-hash" title="{}">{}</code>', value, value)
 
 
 def _say_failed(request: HttpRequest, failure: Failure) -> None:

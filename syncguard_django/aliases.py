@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
@@ -19,9 +19,11 @@ from django.utils.module_loading import import_string
 
 from syncguard import LockBackend, LockError, aio, with_telemetry
 from syncguard.aio import AsyncLockBackend
-from syncguard.redis import RedisBackend, impatient_options
 from syncguard_django.configuration import SETTING, AliasSettings, configuration, forget
 from syncguard_django.signals import async_sender_of_events, sender_of_events
+
+if TYPE_CHECKING:
+    from syncguard.redis import RedisBackend
 
 _PATIENCE_S: Final = 2.0
 """How long a page or a command waits for Redis."""
@@ -156,6 +158,9 @@ def make_async_backend(settings: AliasSettings) -> Any:
 
 
 def _inspector(settings: AliasSettings) -> RedisBackend:
+    # Not at the top: that Redis's package is missing is for a check to say, not for an import.
+    from syncguard.redis import RedisBackend, impatient_options
+
     cls = _class(settings, settings.backend)
     if not issubclass(cls, RedisBackend):
         raise ImproperlyConfigured(

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
-from django.db import connections, models, router, transaction
+from django.db import IntegrityError, connections, models, router, transaction
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
@@ -179,13 +179,22 @@ class FencedModel(models.Model):
         before, self.fence = self.fence, fence
         try:
             with transaction.atomic(using=using):
-                if self._claim(fence, using):
+                if self._claim(fence, using) or not self._inserted(fence, using):
                     self.save(using=using, force_update=True, update_fields=update_fields)
-                else:
-                    self.save(using=using, force_insert=True)
         except BaseException:
             self.fence = before
             raise
+
+    def _inserted(self, fence: str, using: str) -> bool:
+        """Save as a new row. False: somebody else was quicker, and their row is claimed."""
+        try:
+            with transaction.atomic(using=using):
+                self.save(using=using, force_insert=True)
+        except IntegrityError:
+            if not self._claim(fence, using):
+                raise
+            return False
+        return True
 
     def _claim(self, fence: str, using: str) -> bool:
         """Stamp the row, which locks it. False: there is no row yet."""

@@ -10,13 +10,15 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 from syncguard import LockError, LockInfo
-from syncguard.redis import RedisBackend, ServerReport, inspect_server, server_time_ms
 from syncguard_django.aliases import locks
+
+if TYPE_CHECKING:
+    from syncguard.redis import RedisBackend, ServerReport
 
 T = TypeVar("T")
 
@@ -93,7 +95,7 @@ def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) ->
     """One live lock, by its raw key or lock id; sanitized. Raises LockError."""
     backend = locks.inspector(using)
     info = backend.lookup(key=key, lock_id=lock_id)
-    return None if info is None else _dated(using, info, server_time_ms(backend))
+    return None if info is None else _dated(using, info, _now_ms(backend))
 
 
 def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> LiveLock | None:
@@ -112,6 +114,8 @@ def count(using: str) -> int:
 
 def health(using: str) -> Health:
     """Ask the server of an alias for its state. Raises LockError."""
+    from syncguard.redis import inspect_server
+
     backend = locks.inspector(using)
     report = inspect_server(backend)
     return Health(using, report, backend.count_live_locks(), backend.count_fence_counters())
@@ -145,13 +149,20 @@ def _ask_all(
 
 
 def _live(using: str, backend: RedisBackend, limit: int, offset: int = 0) -> list[LiveLock]:
-    now_ms = server_time_ms(backend)
+    now_ms = _now_ms(backend)
     return [_dated(using, info, now_ms) for info in backend.live_locks(limit, offset)]
 
 
 def _live_and_total(using: str, limit: int, offset: int) -> tuple[list[LiveLock], int]:
     backend = locks.inspector(using)
     return _live(using, backend, limit, offset), backend.count_live_locks()
+
+
+def _now_ms(backend: RedisBackend) -> int:
+    """The server's clock, by which locks expire. Ours may differ."""
+    from syncguard.redis import server_time_ms
+
+    return server_time_ms(backend)
 
 
 def _dated(using: str, info: LockInfo, now_ms: int) -> LiveLock:

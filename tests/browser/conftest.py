@@ -24,7 +24,7 @@ def _chromium():
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory):
+def chromium(tmp_path_factory, access_log, live_server):  # noqa: ARG001 - it leaves before they do
     """The browser. Skips, and says why, where there is none."""
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="the admin page in a browser: tox run -e browser"

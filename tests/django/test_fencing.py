@@ -8,7 +8,7 @@ import time
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections, transaction
+from django.db import IntegrityError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from postgres import UnavailableError, postgres_server
 from testsite.models import Account
@@ -290,6 +290,26 @@ def test_a_save_that_fails_claims_nothing(database):
         account.save_fenced(TWO, using=database)
     assert account.fence == ONE
     assert Account.objects.using(database).get(pk=7).fence == ONE
+
+
+@pytest.mark.parametrize(("fence", "balance"), [(THREE, 5), (ONE, 0)])
+def test_a_row_that_somebody_else_inserts_meanwhile_is_met(database, monkeypatch, fence, balance):
+    claim = Account._claim
+    Account(pk=7).save_fenced(TWO, using=database)
+    answers = iter([lambda *_: False])  # the first look finds no row
+    monkeypatch.setattr(Account, "_claim", lambda self, *rest: next(answers, claim)(self, *rest))
+    account = Account(pk=7, balance=5)
+    if fence == ONE:
+        with pytest.raises(StaleFence):
+            account.save_fenced(fence, using=database)
+    else:
+        account.save_fenced(fence, using=database)
+    assert Account.objects.using(database).get(pk=7).balance == balance
+
+
+def test_a_row_that_cannot_be_inserted_for_another_reason_says_so(database):
+    with pytest.raises(IntegrityError):
+        Account(owner=None).save_fenced(ONE, using=database)
 
 
 def test_a_fenced_update_changes_rows_and_their_fence(database):

@@ -73,6 +73,24 @@ def test_starting_django_opens_no_connection():
     assert run.stdout.endswith("quiet\n"), run.stderr
 
 
+def test_a_missing_client_package_is_a_check_and_not_a_crash():
+    script = (
+        "import sys\n"
+        "sys.modules['redis'] = None\n"
+        "import django; django.setup()\n"
+        "from django.core.checks import run_checks\n"
+        "print([message.id for message in run_checks(tags=['syncguard'])])\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"DJANGO_SETTINGS_MODULE": "testsite.settings", "PYTHONPATH": _path()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "['syncguard.E005']\n", run.stderr
+
+
 def _path():
     import syncguard
 

@@ -1,0 +1,194 @@
+"""The landing page of the example in a real Chromium: every button, and what comes of it.
+
+``SYNCGUARD_SCREENSHOTS=docs/images`` writes the pictures that the documentation shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+By = pytest.importorskip(
+    "selenium.webdriver.common.by", reason="the demo in a browser: tox run -e browser"
+).By
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def address():
+    """The demo, started as a user starts it."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "example_project.demo", "--port", "0"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    alarm = threading.Timer(PATIENCE_S, process.terminate)
+    alarm.start()
+    try:
+        said = ""
+        for line in process.stdout:
+            said += line
+            if found := re.search(r"The demo is running: +(\S+)", said):
+                break
+        else:
+            pytest.fail(f"the demo did not start:\n{said}")
+        alarm.cancel()
+        yield found[1]
+    finally:
+        alarm.cancel()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+
+
+class Page:
+    """The landing page as a person meets it."""
+
+    def __init__(self, driver, address):
+        self.driver = driver
+        driver.get(address)
+
+    def find(self, selector):
+        return self.driver.find_element(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector):
+        """What is there now, in one go: the script replaces it all the time."""
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
+        return self.driver.execute_script(script, selector)
+
+    def wait_for(self, condition):
+        deadline = time.monotonic() + PATIENCE_S
+        while not (found := condition()):
+            assert time.monotonic() < deadline, self.texts("main")
+            time.sleep(0.05)
+        return found
+
+    def play(self, kind):
+        """Press a button, and wait until its scene is over."""
+        played = len(self.texts("#history button"))
+        button = self.find(f"form[data-kind={kind}] button")
+        self.wait_for(button.is_enabled)
+        button.click()
+        self.wait_for(lambda: len(self.texts("#history button")) == played + 1)
+        self.wait_for(lambda: self.texts("#verdict") != ["playing"])
+        assert self.texts("#verdict") == ["as it should be"], self.texts("#steps li")
+        return " ".join(self.texts("#steps li"))
+
+    def prefer(self, scheme):
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def complaints(self):
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def photograph(self, name):
+        folder = os.environ.get("SYNCGUARD_SCREENSHOTS")
+        if folder:
+            (ROOT / folder).mkdir(parents=True, exist_ok=True)
+            size = self.driver.execute_script(
+                "return [document.body.scrollWidth, document.body.scrollHeight]"
+            )
+            clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+            picture = self.driver.execute_cdp_cmd(
+                "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+            )
+            import base64
+
+            (ROOT / folder / name).write_bytes(base64.b64decode(picture["data"]))
+
+
+@pytest.fixture(scope="module")
+def page(chromium, address):
+    page = Page(chromium, address)
+    page.complaints()  # those of earlier tests
+    yield page
+    page.prefer("")
+
+
+def test_twenty_tasks_settle_an_invoice_once(page):
+    story = page.play("settle")
+    assert "settled exactly once" in story
+    fences = [text for text in page.texts("#timeline title") if "held the lock" in text]
+    assert len(fences) == 20
+
+
+def test_the_same_feed_is_queued_once_and_duplicates_are_returned(page):
+    assert "One task was queued" in page.play("feed")
+    assert "4 duplicates returned" in page.texts("#timeline text.dup-text")
+
+
+def test_a_report_is_written_by_one_machine(page):
+    assert "written exactly once" in page.play("report")
+    assert page.texts("#timeline .ghost title")
+
+
+def test_a_silent_redis_loses_the_lock_and_the_holder_is_told(page):
+    assert "LockLost" in page.play("pause")
+    assert "LockLost" in page.texts("#timeline text.burst-text")
+    assert page.texts("#timeline text.band-text") == ["Redis is silent"]
+
+
+def test_a_killed_workers_late_write_is_refused(page):
+    assert "refused: StaleFence" in page.play("kill")
+    assert page.texts("#timeline text.burst-text") == ["kill -9", "StaleFence: 1 refused"]
+
+
+def test_an_earlier_scene_can_be_shown_again(page):
+    page.find("#history li:last-child button").click()
+    page.wait_for(lambda: page.texts("#shown")[0].startswith("One invoice"))
+    page.find("#history li:first-child button").click()
+    page.wait_for(lambda: page.texts("#shown")[0].startswith("A killed worker"))
+
+
+def test_it_looks_well_in_light_and_dark(page):
+    backgrounds = set()
+    for scheme, name in (("light", "landing.png"), ("dark", "landing-dark.png")):
+        page.prefer(scheme)
+        script = "return getComputedStyle(document.body).backgroundColor"
+        backgrounds.add(page.driver.execute_script(script))
+        page.photograph(name)
+    assert len(backgrounds) == 2
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(page):
+    metrics = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        overflow = "return document.documentElement.scrollWidth - innerWidth"
+        page.wait_for(lambda: page.driver.execute_script(overflow) <= 0)
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_every_button_says_what_it_does(page):
+    script = "return [...document.querySelectorAll('button')].filter(b => !b.textContent.trim())"
+    assert page.driver.execute_script(script) == []
+    assert page.find("#steps").get_attribute("aria-live") == "polite"
+
+
+def test_nothing_on_the_page_was_refused_or_failed(page):
+    assert page.complaints() == []
+
+
+def test_the_policy_forbids_whatever_is_inline(address):
+    for path in ("", "state", "admin/login/", "static/story/landing.js"):
+        with urllib.request.urlopen(address + path, timeout=10) as response:  # noqa: S310
+            policy = response.headers.get("Content-Security-Policy", "")
+            if not path.startswith("static/"):
+                assert policy.startswith("default-src 'self'")
+    with urllib.request.urlopen(address + "state", timeout=10) as response:  # noqa: S310
+        assert not json.load(response)["playing"]
