@@ -18,6 +18,7 @@ import ctypes
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
@@ -25,6 +26,9 @@ from typing import Any, Final
 from syncguard import LockLost
 
 _SIGNAL: Final = getattr(signal, "SIGURG", None)
+
+_BREATHS: Final = 3
+"""Calls after which an asynchronous exception that was set before has been raised."""
 
 
 class Interrupt:
@@ -128,15 +132,16 @@ class ThreadInterrupt(Interrupt):
 
     def _strike(self) -> None:
         self._struck = True
-        _set_async_exception(self._ident, ctypes.py_object(LockLost))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(self._ident), ctypes.py_object(LockLost)
+        )
 
     def _call_off(self) -> None:
+        # A blow that is under way cannot be called off: setting the exception to NULL leaves
+        # CPython 3.11 looking for it for ever, and under a tracer hanging. So let it fall here.
         if self._struck:
-            _set_async_exception(self._ident, None)
-
-
-def _set_async_exception(ident: int, exception: object) -> None:
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), exception)
+            for _ in range(_BREATHS):
+                time.sleep(0)
 
 
 class GreenletInterrupt(Interrupt):
