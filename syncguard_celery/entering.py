@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import syncguard
 from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold
@@ -27,7 +26,6 @@ from syncguard_celery.contention import (
 from syncguard_celery.holding import Holding, enclosing, innermost
 from syncguard_celery.keys import call_with
 from syncguard_celery.labels import holder_label
-from syncguard_celery.leaving import leavable
 from syncguard_celery.losing import Interrupt, interrupt_here
 from syncguard_celery.luggage import fences_in, key_digest, luggage_of, take_lock
 from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
@@ -232,17 +230,16 @@ class Entering:
 
     def _block(self, key: str, how: Acquired | Acquisition, loss: Loss) -> Lock:
         options = self._options
-        backend = cast("LockBackend", leavable(self.backend))
         if isinstance(how, Acquired):
             return hold(
-                backend,
+                self.backend,
                 how,
                 auto_extend=options.auto_extend,
                 max_hold_ms=options.max_hold_ms,
                 on_lost=loss,
             )
         return syncguard.lock(
-            backend,
+            self.backend,
             key,
             options.ttl_ms,
             acquisition=how,

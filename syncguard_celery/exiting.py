@@ -18,7 +18,6 @@ from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import locked_function
 from syncguard_celery.holding import Holding, pop
 from syncguard_celery.labels import holder_label
-from syncguard_celery.leaving import leavable
 from syncguard_celery.luggage import Sealed
 from syncguard_celery.propagation import attaching
 from syncguard_celery.retrying import ends_in_retry
@@ -34,10 +33,10 @@ def leave(holding: Holding, error: BaseException | None) -> None:
     """Let go. Raises LockLost if the lock was lost and the task itself raised nothing."""
     pop(holding)
     try:
-        kept = _prepare(holding, error)
+        goes_on = _prepare(holding, error)
         holding.lock.__exit__(type(error) if error else None, error, None)
-        if not kept and not holding.held.lost:
-            _tell_released(holding)
+        if not holding.held.lost:
+            (_hand_on if goes_on else _tell_released)(holding)
     finally:
         if holding.retry is not None:
             _publish_retry(holding)
@@ -62,32 +61,31 @@ def _prepare(holding: Holding, error: BaseException | None) -> bool:
     """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
     if holding.held.lost:
         return False
-    options, lock_id = holding.options, holding.held.lock_id
-    retried = holding.retry is not None or ends_in_retry(holding.call, error)
-    way_out = leavable(holding.backend)
-    if retried:
-        if options.at == "publish" and holding.call.in_worker:
-            way_out.leave_by(lock_id, lambda: _hand_on(holding))
-            return True
-        return False
+    options = holding.options
+    if holding.retry is not None or ends_in_retry(holding.call, error):
+        goes_on = options.at == "publish" and holding.call.in_worker
+        if goes_on:
+            holding.held.keep()
+        return goes_on
     # What ends a process (SystemExit) ends the minimum too: the task will be run elsewhere.
     if options.min_hold_ms is not None and (error is None or isinstance(error, Exception)):
         rest_ms = round(options.min_hold_ms - holding.held_ms)
         if rest_ms > 0:
-            way_out.leave_by(lock_id, lambda: holding.backend.extend(lock_id, rest_ms).ok)
+            holding.held.keep(rest_ms)
     return False
 
 
-def _hand_on(holding: Holding) -> bool:
+def _hand_on(holding: Holding) -> None:
+    """Give the lock, which nobody extends any more, a fresh id and the time to wait."""
+    assert holding.call.request is not None
     delay_ms = 0.0 if holding.retry is None else holding.retry[1]
     answer = holding.backend.adopt(
         holding.held.lock_id,
         holding.options.pending_ttl_ms + round(delay_ms),
         holder=holder_label(holding.call.name, holding.call.task_id),
     )
-    if answer.ok and holding.call.request is not None:
+    if answer.ok:
         holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
-    return answer.ok
 
 
 def _publish_retry(holding: Holding) -> None:

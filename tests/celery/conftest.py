@@ -188,6 +188,12 @@ def prefork(workers: Callable[[str], Worker]) -> Worker:
     return workers("prefork")
 
 
+@pytest.fixture(scope="session")
+def doomed(start_worker: Callable[..., Worker]) -> Worker:
+    """One whose processes are killed: what they measured for coverage dies with them."""
+    return start_worker("prefork", 2)
+
+
 @pytest.fixture(params=["prefork", "threads", "solo", "gevent"])
 def any_pool(request: pytest.FixtureRequest, workers: Callable[[str], Worker]) -> Worker:
     return workers(request.param)

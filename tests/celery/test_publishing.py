@@ -151,8 +151,8 @@ def test_a_message_that_is_delivered_twice_is_redeemed_once(
     assert scene.events() == ["enter", "leave"]
 
 
-def test_a_redelivered_message_acquires_afresh(prefork, workshop, scene):
-    result = workshop.unique_surviving.apply_async((scene.name,), queue=prefork.queue)
+def test_a_redelivered_message_acquires_afresh(doomed, workshop, scene):
+    result = workshop.unique_surviving.apply_async((scene.name,), queue=doomed.queue)
     scene.seen("enter")  # and kills its process
     assert result.get(timeout=60) == "000000000000002"
 

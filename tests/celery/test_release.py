@@ -37,15 +37,15 @@ def test_on_a_soft_time_limit(prefork, workshop, scene, is_free):
     assert is_free()
 
 
-def test_on_a_hard_time_limit(prefork, workshop, scene, is_free, eventually):
-    result = workshop.ending.apply_async((scene.name, "sleep"), time_limit=1, queue=prefork.queue)
+def test_on_a_hard_time_limit(doomed, workshop, scene, is_free, eventually):
+    result = workshop.ending.apply_async((scene.name, "sleep"), time_limit=1, queue=doomed.queue)
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=30)
     eventually(is_free, 10)
 
 
-def test_on_revoke_with_terminate(prefork, workshop, scene, is_free, eventually):
-    result = workshop.ending.apply_async((scene.name, "sleep"), queue=prefork.queue)
+def test_on_revoke_with_terminate(doomed, workshop, scene, is_free, eventually):
+    result = workshop.ending.apply_async((scene.name, "sleep"), queue=doomed.queue)
     scene.seen("enter")
     result.revoke(terminate=True)
     with pytest.raises(TaskRevokedError):

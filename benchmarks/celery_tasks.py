@@ -1,0 +1,160 @@
+"""Celery no-op tasks with and without locks, as ratios in one run against one worker.
+
+A plain task, the same under ``@locked_task``, under celery-once and under celery-singleton, each
+with a key of its own per call, so that nobody contends. One prefork worker, one Redis of its own
+for messages, results and locks. The contenders take turns in short rounds, so that whatever else
+the machine does hits all of them alike; a ratio is the median of the ratios in the rounds. Two
+things are measured: the whole way from ``delay()`` to the last result, and the publishing alone.
+
+    pip install --group benchmarks
+    python benchmarks/celery_tasks.py [--rounds 15] [--tasks 200] [--concurrency 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery_once import QueueOnce
+from celery_singleton import Singleton
+
+from syncguard.testing import RedisServer
+from syncguard_celery import locked_task
+
+GOAL = 0.8
+PATIENCE_S = 120
+URL = os.environ.get("BENCHMARK_REDIS", "redis://localhost:1/0")
+
+app = Celery("celery_tasks", broker=URL, backend=URL)
+app.conf.update(
+    syncguard_backend=URL,
+    singleton_backend_url=URL,
+    ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": URL}},
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+)
+
+
+@app.task(name="plain")
+def plain(number: int) -> None: ...
+
+
+@locked_task(app=app, name="locked", key="number:{number}")
+def locked(number: int) -> None: ...
+
+
+@locked_task(app=app, name="published", key="published:{number}", at="publish")
+def published(number: int) -> None: ...
+
+
+@app.task(name="once", base=QueueOnce, once={"keys": ["number"]})
+def once(number: int) -> None: ...
+
+
+@app.task(name="singleton", base=Singleton)
+def singleton(number: int) -> None: ...
+
+
+CONTENDERS: dict[str, Any] = {
+    "plain": plain,
+    "@locked_task": locked,
+    '@locked_task at="publish"': published,
+    "celery-once": once,
+    "celery-singleton": singleton,
+}
+_numbers = itertools.count()
+
+
+@contextlib.contextmanager
+def worker(url: str, concurrency: int) -> Iterator[None]:
+    here = Path(__file__).parent
+    with tempfile.NamedTemporaryFile() as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "celery_tasks", "worker"),
+                *("-P", "prefork", "-c", str(concurrency), "-l", "WARNING"),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ],
+            cwd=here,
+            env={**os.environ, "BENCHMARK_REDIS": url},
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def seconds(task: Any, tasks: int) -> tuple[float, float]:
+    """How long it takes to publish so many, and until the last result is there."""
+    started = time.perf_counter()
+    results = [task.delay(next(_numbers)) for _ in range(tasks)]
+    sent = time.perf_counter()
+    for result in results:
+        result.get(timeout=PATIENCE_S, interval=0.001)
+    return sent - started, time.perf_counter() - started
+
+
+def measure(rounds: int, tasks: int) -> dict[str, list[tuple[float, float]]]:
+    for task in CONTENDERS.values():  # connections, scripts and caches
+        seconds(task, 20)
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
+    names = list(CONTENDERS)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            taken[name].append(seconds(CONTENDERS[name], tasks))
+    return taken
+
+
+def report(taken: dict[str, list[tuple[float, float]]], tasks: int) -> bool:
+    print(f"{'':27}{'tasks/s':>9}{'of plain':>10}{'publish/s':>11}{'of plain':>10}")
+    ratios = {}
+    for name, rounds in taken.items():
+        rate = [tasks / statistics.median(column) for column in zip(*rounds, strict=True)]
+        of_plain = [
+            statistics.median(p[n] / own[n] for p, own in zip(taken["plain"], rounds, strict=True))
+            for n in (0, 1)
+        ]
+        ratios[name] = of_plain[1]
+        print(f"{name:27}{rate[1]:9.0f}{of_plain[1]:10.2f}{rate[0]:11.0f}{of_plain[0]:10.2f}")
+    ours = ratios["@locked_task"]
+    met = ours >= GOAL and ours > max(ratios["celery-once"], ratios["celery-singleton"])
+    print(f"\ngoal: @locked_task at least {GOAL} of plain, and above both peers: ", end="")
+    print("met" if met else "NOT met")
+    return met
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--tasks", type=int, default=200)
+    arguments.add_argument("--concurrency", type=int, default=2)
+    chosen = arguments.parse_args()
+    with RedisServer() as server:
+        app.conf.update(
+            broker_url=server.url,
+            result_backend=server.url,
+            syncguard_backend=server.url,
+            singleton_backend_url=server.url,
+            ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": server.url}},
+        )
+        with worker(server.url, chosen.concurrency):
+            taken = measure(chosen.rounds, chosen.tasks)
+    return 0 if report(taken, chosen.tasks) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
