@@ -168,6 +168,10 @@ class Waiter(Protocol):
         """Leave. A wake-up that was not used goes to the next waiter."""
         ...
 
+    def forsake(self) -> None:
+        """Give back whatever the last attempt may have taken: its caller was interrupted."""
+        ...
+
 
 class AsyncWaiter(Protocol):
     """One caller of ``syncguard.aio.lock``, between its first attempt and its lock."""

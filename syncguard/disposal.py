@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from syncguard.cancellation import settle
-from syncguard.errors import LockError, LockLost, invalid_argument
+from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.keys import validate_ttl_ms
 from syncguard.types import OnReleaseError, ReleaseErrorContext, ReleaseResult
 
@@ -59,7 +59,7 @@ class Disposal:
                 return release()
             return _within(release, self.timeout_ms)
         except BaseException as error:
-            if isinstance(error, LockError) and not isinstance(error, LockLost):
+            if isinstance(error, LockError) and not is_interrupt(error):
                 self._tell(error, context)
                 return None
             with contextlib.suppress(LockError):

@@ -99,6 +99,14 @@ class LockLost(LockError):
         return (type(self), (str(self),))
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Whether this struck from outside, like Ctrl-C, a time limit, or the loss of another lock.
+
+    What our own operations raise is a LockError, and never LockLost.
+    """
+    return not isinstance(error, LockError) or isinstance(error, LockLost)
+
+
 def invalid_argument(message: str) -> LockError:
     """The error for bad input. The message must name the rule, never the offending value."""
     return LockError("InvalidArgument", message)

@@ -81,7 +81,7 @@ class Heartbeat:
             self._drop(beat)
 
     def _ensure_running(self) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             return
         post = Post()
         thread = threading.Thread(
@@ -120,7 +120,7 @@ class Heartbeat:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self, post: Post) -> None:
-        while self._has_work():
+        while self._has_work(post):
             try:
                 self._turn(post)
             except Exception:
@@ -142,9 +142,11 @@ class Heartbeat:
         with self._guard:
             return list(self._lanes.values())
 
-    def _has_work(self) -> bool:
+    def _has_work(self, post: Post) -> bool:
         """Sweep what is idle. False: so are we, and the thread ends."""
         with self._guard:
+            if self._post is not post:
+                return False  # started by a call that was interrupted: another has our place
             for key in [k for k, lane in self._lanes.items() if lane.idle or self._stopping]:
                 self._hang_up(self._lanes.pop(key))
             if not self._lanes:

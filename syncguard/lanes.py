@@ -66,17 +66,23 @@ class Post:
         self._bell.setblocking(False)
         self._clapper.setblocking(False)
         self._selector.register(self._bell, selectors.EVENT_READ)
+        self._descriptors: dict[ExtendChannel, int] = {}
 
     def ring(self) -> None:
         with contextlib.suppress(OSError):  # full: it rings already; closed: nobody sleeps
             self._clapper.send(b"!")
 
     def watch(self, channel: ExtendChannel, lane: Lane) -> None:
-        self._selector.register(channel, selectors.EVENT_READ, lane)
+        descriptor = self._descriptors[channel] = channel.fileno()
+        self._selector.register(descriptor, selectors.EVENT_READ, lane)
 
     def unwatch(self, channel: ExtendChannel) -> None:
-        with contextlib.suppress(Exception):  # a broken channel may have no descriptor any more
-            self._selector.unregister(channel)
+        # By the number that it had: a broken channel may not know it any more, and another file
+        # of this process may get it next.
+        descriptor = self._descriptors.pop(channel, None)
+        if descriptor is not None:
+            with contextlib.suppress(KeyError, OSError):
+                self._selector.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> list[Lane]:
         """The lanes whose connections have news."""

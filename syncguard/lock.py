@@ -6,6 +6,7 @@ that blocks. ``syncguard.aio`` has its twin.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from syncguard import heartbeat
 from syncguard.acquisition import Acquiring, Attempt, acquiring
-from syncguard.backend import LockBackend, Refusal, check_signal
+from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
 from syncguard.held import Held, OnLost
 from syncguard.lanes import Lane
@@ -113,7 +115,17 @@ class Lock:
         if self._held is not None and not self._held.in_forked_child:
             raise in_use()
         acquired, self._acquired = self._acquired, None
-        return self._hold(acquired or self._acquire())
+        if acquired is not None:
+            return self._hold(acquired)
+        waiter = open_waiter(self._backend, self._options.key)
+        try:
+            return self._hold(self._acquire(waiter))
+        except BaseException as error:
+            self._held = None
+            if is_interrupt(error):
+                # At whatever point it struck: what the last attempt took, nobody will release.
+                waiter.forsake()
+            raise
 
     def __exit__(
         self,
@@ -121,20 +133,33 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held, self._held = self._held, None
-        assert held is not None
-        if held.in_forked_child:
-            return  # the parent's lock: neither to release nor to judge
+        held = self._held
+        try:
+            assert held is not None
+            if held.in_forked_child:
+                return  # the parent's lock: neither to release nor to judge
+            lost = self._let_go(held)
+        except BaseException as interrupt:
+            if is_interrupt(interrupt) and held is not None:
+                with contextlib.suppress(LockError):
+                    self._leave(held)
+            raise
+        finally:
+            self._held = None
+        if lost:
+            announce(held)
+            if error is None:
+                raise lock_lost(self._options.key, held)
+
+    def _let_go(self, held: Held) -> bool:
+        """Release, or whatever was chosen instead. True: the lock was lost before."""
         if self._beat is not None:
             heartbeat.unwatch(self._beat)
         options, known_lost = self._options, held.known_lost
         released = options.disposal_of(self._backend.disposal, held).release(
             lambda: self._leave(held), options.release_context(held)
         )
-        if was_lost(held, known_lost, released):
-            announce(held)
-            if error is None:
-                raise lock_lost(options.key, held)
+        return was_lost(held, known_lost, released)
 
     def _leave(self, held: Held) -> ReleaseResult:
         if held.kept is None:
@@ -158,19 +183,17 @@ class Lock:
     def __repr__(self) -> str:
         return f"<lock on {self._backend!r}>"
 
-    def _acquire(self) -> Acquired:
+    def _acquire(self, waiter: Waiter) -> Acquired:
         options = self._options
         steps: Acquiring[Acquired] = acquiring(options.acquisition, _monotonic_ms)
-        waiter = open_waiter(self._backend, options.key)
-        acquired: Acquired | None = None
         try:
             answer: Acquired | Refusal | bool | None = None
-            while acquired is None:
+            while True:
                 try:
                     step = next(steps) if answer is None else steps.send(answer)
                 except StopIteration as done:
-                    acquired = done.value
-                    continue
+                    acquired: Acquired = done.value
+                    return acquired
                 if isinstance(step, Attempt):
                     check_signal(options.signal)
                     answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
@@ -180,14 +203,7 @@ class Lock:
                 else:
                     answer = waiter.wait(step.ms, options.signal)
         finally:
-            try:
-                waiter.close()
-            except BaseException:
-                # Interrupted with the lock in hand, on the last step to the caller.
-                if acquired is not None:
-                    self._backend.release(acquired.lock_id)
-                raise
-        return acquired
+            waiter.close()
 
     def _hold(self, acquired: Acquired) -> Held:
         options = self._options
@@ -202,7 +218,7 @@ class Lock:
                     renews=options.auto_extend,
                     max_hold_ms=options.max_hold_ms,
                 )
-        except BaseException:  # no thread to be had: then no lock either
+        except BaseException:  # no thread to be had, or an interrupt: then no lock either
             self._held = None
             self._backend.release(held.lock_id)
             raise

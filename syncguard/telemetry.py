@@ -193,6 +193,7 @@ class _ReportingWaiter:
         self._inner = inner
         self.wait = inner.wait
         self.close = inner.close
+        self.forsake = inner.forsake
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         try:

@@ -68,16 +68,24 @@ class SleepingWaiter:
     def __init__(self, backend: LockBackend, key: str) -> None:
         self._backend = backend
         self._key = key
+        self._taken: str | None = None
 
     def attempt(self, ttl_ms: int, holder: str | None, _wait_ms: int) -> Acquired | Refusal:
         result = self._backend.acquire(self._key, ttl_ms, holder=holder)
-        return result if result.ok else Refusal()
+        if not result.ok:
+            return Refusal()
+        self._taken = result.lock_id
+        return result
 
     def wait(self, ms: float, signal: Signal | None) -> bool:
         sleep(ms, signal)
         return False
 
     def close(self) -> None: ...
+
+    def forsake(self) -> None:
+        if self._taken is not None:
+            self._backend.release(self._taken)
 
 
 class AsyncSleepingWaiter:

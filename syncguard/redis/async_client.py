@@ -249,7 +249,12 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         except asyncio.CancelledError:
             if not await finished(task):
                 task.add_done_callback(lambda _task: self._undo_later(lock_id))
-            elif task.cancelled() or isinstance(task.exception() or task.result(), Granted):
+            elif task.cancelled():
+                await finished(asyncio.ensure_future(self._undo(lock_id)))
+            elif task.exception() is not None:
+                # It may or may not have happened, and the server does not answer: not here.
+                self._undo_later(lock_id)
+            elif isinstance(task.result(), Granted):
                 await finished(asyncio.ensure_future(self._undo(lock_id)))
             raise
 

@@ -142,7 +142,7 @@ async def _pass_on(call: Call[bool], pool: AsyncPool) -> None:
     with contextlib.suppress(*FAULTS):
         try:
             await connection.send_command(
-                "EVAL", call.script.text, len(call.keys), *call.keys, *call.args
+                "EVAL", call.script.text, str(len(call.keys)), *call.keys, *call.args
             )
             await connection.read_response()
         finally:

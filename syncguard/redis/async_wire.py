@@ -119,11 +119,11 @@ class AsyncWire:
 
 async def _send_and_read(connection: AsyncConnection, call: Call[Any]) -> object:
     script, keys = call.script, call.keys
-    await connection.send_command("EVALSHA", script.sha, len(keys), *keys, *call.args)
+    await connection.send_command("EVALSHA", script.sha, str(len(keys)), *keys, *call.args)
     try:
         return await connection.read_response(disable_decoding=True)
     except NoScriptError:
-        await connection.send_command("EVAL", script.text, len(keys), *keys, *call.args)
+        await connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
         return await connection.read_response(disable_decoding=True)
 
 
@@ -135,7 +135,7 @@ class AsyncCommandRunner:
         self._evalsha: Callable[..., Awaitable[object]] | None = getattr(client, "evalsha", None)
 
     async def run(self, call: Call[T]) -> T:
-        arguments = (len(call.keys), *call.keys, *call.args)
+        arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(await self._reply(call, arguments))
         except FAULTS as error:

@@ -53,6 +53,7 @@ WAITING_SLACK_MS: Final = 1_000
 """How much longer than the wait the waiter's flag lives, so that it outlasts slow networks."""
 
 _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
+_WAKE_TTL: Final = str(WAKE_TTL_MS)
 
 
 @dataclass(slots=True, repr=False)  # not frozen: that would double the price of making one
@@ -61,7 +62,8 @@ class Call(Generic[T]):
 
     script: scripts.Script
     keys: tuple[str, ...]
-    args: tuple[str | int, ...]
+    args: tuple[str, ...]
+    """Text only: hiredis asks numbers for their text, and an interrupt just then is fatal to it."""
     read: Callable[[Reply], T]
     key: str | None = None
     lock_id: str | None = None
@@ -115,10 +117,10 @@ class Calls:
         )
         label = "" if holder is None else f',"holder":{json.dumps(holder, ensure_ascii=False)}'
         record = f'{{"lockId":"{lock_id}","key":{names.json}{label}'
-        args: tuple[str | int, ...] = (lock_id, ttl_ms, _TOLERANCE, record, *self._tail)
+        args: tuple[str, ...] = (lock_id, str(ttl_ms), _TOLERANCE, record, *self._tail)
         if wait_ms:
             keys = (*keys, names.waiting)
-            args = (*args, wait_ms + WAITING_SLACK_MS)
+            args = (*args, str(wait_ms + WAITING_SLACK_MS))
 
         def read(reply: Reply) -> Granted | Refusal:
             return self._reader.acquire(reply, lock_id, names.key)
@@ -131,7 +133,7 @@ class Calls:
         return Call(
             scripts.RELEASE,
             (self.names.index(lock_id), space.live),
-            (lock_id, _TOLERANCE, space.waiting_head, space.wake_head, WAKE_TTL_MS),
+            (lock_id, _TOLERANCE, space.waiting_head, space.wake_head, _WAKE_TTL),
             read_release,
             lock_id=lock_id,
             if_resent=release_took_effect,
@@ -143,7 +145,7 @@ class Calls:
         return Call(
             scripts.EXTEND,
             (self.names.index(lock_id), self.names.space_of(lock_id).live),
-            (lock_id, ttl_ms),
+            (lock_id, str(ttl_ms)),
             read_extend,
             lock_id=lock_id,
         )
@@ -164,7 +166,7 @@ class Calls:
                 self.names.index(new_id),
                 self.names.space_of(lock_id).live,
             ),
-            (lock_id, new_id, ttl_ms, holder or ""),
+            (lock_id, new_id, str(ttl_ms), holder or ""),
             read,
             lock_id=lock_id,
         )
@@ -174,7 +176,7 @@ class Calls:
         return Call(
             scripts.PASS_ON,
             (names.lock, names.waiting, names.wake),
-            (WAKE_TTL_MS,),
+            (_WAKE_TTL,),
             lambda reply: reply == 1,
             names.key,
         )
@@ -205,7 +207,9 @@ class Calls:
         )
 
     def live_locks(self, space: Space, offset: int, limit: int) -> Call[list[LockInfoDebug]]:
-        return Call(scripts.LIVE_LOCKS, (space.live,), (offset, limit), self._reader.live_locks)
+        return Call(
+            scripts.LIVE_LOCKS, (space.live,), (str(offset), str(limit)), self._reader.live_locks
+        )
 
     def counts(self, space: Space) -> Call[tuple[int, int]]:
         return Call(scripts.COUNTS, (space.live, space.tally), (), read_counts)

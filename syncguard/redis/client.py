@@ -17,7 +17,7 @@ import redis.asyncio
 from syncguard.backend import Refusal, check_signal
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
-from syncguard.errors import LockError, LockLost, invalid_argument
+from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.handles import Acquired
 from syncguard.lock import Lockable
 from syncguard.redis import listing
@@ -112,7 +112,7 @@ class RedisBackend(Configured, Lockable):
         """Try once to take the lock."""
         call = self._calls.acquire(key, ttl_ms, holder)
         check_signal(signal)
-        answer = self._run_acquire(call, ttl_ms)
+        answer = self.run_acquire(call, ttl_ms)
         return CONTENDED if isinstance(answer, Refusal) else answer
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
@@ -141,10 +141,15 @@ class RedisBackend(Configured, Lockable):
         call = self._calls.adopt(lock_id, ttl_ms, holder)
         check_signal(signal)
         sent_at_ms = holder_clock_ms()
-        answer = self._run_or_undo(call, call.args[1])
-        if isinstance(answer, str):
-            return NotAdopted(answer)
-        return self._acquired(answer, ttl_ms, sent_at_ms)
+        try:
+            answer = self._runner.run(call)
+            if isinstance(answer, str):
+                return NotAdopted(answer)
+            return self._acquired(answer, ttl_ms, sent_at_ms)
+        except BaseException as error:
+            if is_interrupt(error):
+                self.undo(call.args[1])
+            raise
 
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         """Whether anybody holds the lock right now."""
@@ -210,29 +215,28 @@ class RedisBackend(Configured, Lockable):
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _attempt(
+    def acquire_call(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
-    ) -> Acquired | Refusal:
-        return self._run_acquire(self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms), ttl_ms)
+    ) -> Call[Granted | Refusal]:
+        """For a waiter: an attempt as a value, whose lock id is known before it is made."""
+        return self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
 
-    def _run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
+    def run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
+        """Run an acquire. If it is interrupted, leave no lock behind."""
         sent_at_ms = holder_clock_ms()
-        answer = self._run_or_undo(call, call.lock_id)
-        if isinstance(answer, Refusal):
-            return answer
-        return self._acquired(answer, ttl_ms, sent_at_ms)
-
-    def _run_or_undo(self, call: Call[T], lock_id: object) -> T:
-        """Run a call that takes a lock. If it is interrupted, leave no lock behind."""
         try:
-            return self._runner.run(call)
+            answer = self._runner.run(call)
+            if isinstance(answer, Refusal):
+                return answer
+            return self._acquired(answer, ttl_ms, sent_at_ms)
         except BaseException as error:
             # Ctrl-C, a time limit, the loss of another lock: nobody will come back for this one.
-            if not isinstance(error, LockError) or isinstance(error, LockLost):
-                self._undo(lock_id)
+            if is_interrupt(error):
+                self.undo(call.lock_id)
             raise
 
-    def _undo(self, lock_id: object) -> None:
+    def undo(self, lock_id: object) -> None:
+        """Release what a request may have taken that was interrupted."""
         assert isinstance(lock_id, str)
         for pause in UNDO_PAUSES_S:
             time.sleep(pause)

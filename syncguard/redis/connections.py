@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import select
+import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -21,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection as _Connection
 from redis.retry import Retry as _Retry
 
-Command = tuple[str | int, ...]
+Command = tuple[str, ...]
 
 
 class Retrying(Protocol):
@@ -48,10 +49,10 @@ class Connection(Protocol):
 
     def connect(self) -> object: ...
     def disconnect(self) -> object: ...
-    def pack_command(self, *command: str | int) -> list[bytes]: ...
+    def pack_command(self, *command: str) -> list[bytes]: ...
     def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
     def send_packed_command(self, packed: list[bytes]) -> None: ...
-    def send_command(self, *command: str | int) -> None: ...
+    def send_command(self, *command: str) -> None: ...
     def can_read(self, timeout: float) -> bool: ...
     def read_response(self, disable_decoding: bool = False) -> object: ...
 
@@ -66,7 +67,7 @@ class AsyncConnection(Protocol):
     async def disconnect(self, nowait: bool = False) -> None: ...
     def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
     async def send_packed_command(self, command: list[bytes]) -> None: ...
-    async def send_command(self, *command: str | int) -> None: ...
+    async def send_command(self, *command: str) -> None: ...
     async def read_response(
         self, disable_decoding: bool = False, timeout: float | None = None
     ) -> object: ...
@@ -182,11 +183,12 @@ def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
 
 def has_news(connection: Connection) -> bool:
     """Whether a connection on which nothing was asked has something to say: it is closed."""
+    poll = select.poll()
     try:
-        readable, _, _ = select.select([fileno(connection)], [], [], 0)
-    except (redis.ConnectionError, OSError, ValueError):
+        poll.register(fileno(connection), select.POLLIN)
+    except redis.ConnectionError:
         return True
-    return bool(readable)
+    return bool(poll.poll(0))
 
 
 async def is_closed(connection: AsyncConnection) -> bool:
@@ -197,8 +199,12 @@ async def is_closed(connection: AsyncConnection) -> bool:
 
 
 def fileno(connection: Connection) -> int:
-    """The file descriptor to watch. kombu watches the same attribute, so it will stay."""
-    sock = getattr(connection, "_sock", None)
+    return socket_of(connection).fileno()
+
+
+def socket_of(connection: Connection) -> socket.socket:
+    """The socket itself. kombu uses the same attribute, so it will stay."""
+    sock: socket.socket | None = getattr(connection, "_sock", None)
     if sock is None:
         raise redis.ConnectionError("not connected")
-    return int(sock.fileno())
+    return sock

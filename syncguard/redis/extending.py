@@ -6,6 +6,7 @@ heartbeat knows better how long it pays to try.
 
 from __future__ import annotations
 
+import ssl
 from collections import deque
 from collections.abc import Sequence
 
@@ -21,19 +22,20 @@ from syncguard.redis.connections import (
     Command,
     Connection,
     Pool,
-    fileno,
     private_async_connection,
     private_connection,
+    socket_of,
 )
-from syncguard.redis.errors import lock_error
+from syncguard.redis.errors import FAULTS, lock_error
 from syncguard.redis.scripts import EXTEND
+from syncguard.redis.stream import ReplyStream
 from syncguard.types import ExtendResult
 
 
 def _commands(calls: Sequence[Call[ExtendResult]], script_is_known: bool) -> list[Command]:
     """The calls on the wire. A script that Redis may not know goes in full with the first."""
     commands: list[Command] = [
-        ("EVALSHA", EXTEND.sha, len(call.keys), *call.keys, *call.args) for call in calls
+        ("EVALSHA", EXTEND.sha, str(len(call.keys)), *call.keys, *call.args) for call in calls
     ]
     if not script_is_known:
         commands[0] = ("EVAL", EXTEND.text, *commands[0][2:])
@@ -50,11 +52,15 @@ def _answer(call: Call[ExtendResult], reply: object) -> ExtendResult | LockError
 
 
 class RedisExtendChannel:
-    """Sends extensions and collects the answers as they arrive; never waits for one."""
+    """Sends extensions and collects the answers as they arrive. After ``open`` nothing blocks."""
 
     def __init__(self, calls: Calls, connection: Connection) -> None:
         self._calls = calls
         self._connection = connection
+        self._socket = socket_of(connection)
+        self._socket.setblocking(False)
+        self._unsent = bytearray()
+        self._stream = ReplyStream()
         self._expected: deque[Call[ExtendResult]] = deque()
         self._script_is_known = False
 
@@ -64,50 +70,60 @@ class RedisExtendChannel:
         connection = private_connection(pool, timeout_ms / 1000)
         try:
             connection.connect()
+            return cls(calls, connection)
         except BaseException as error:
             connection.disconnect()
-            if isinstance(error, Exception):
+            if isinstance(error, FAULTS):
                 raise lock_error(error) from error
             raise
-        return cls(calls, connection)
 
     def fileno(self) -> int:
-        return fileno(self._connection)
+        return self._socket.fileno()
 
     def send(self, extensions: Sequence[Extension]) -> None:
         calls = [self._calls.extend(lock_id, ttl_ms) for lock_id, ttl_ms in extensions]
-        try:
-            commands = _commands(calls, self._script_is_known)
-            self._connection.send_packed_command(self._connection.pack_commands(commands))
-            self._script_is_known = True
-        except (redis.RedisError, OSError) as error:
-            raise lock_error(error) from error
+        commands = _commands(calls, self._script_is_known)
+        self._script_is_known = True
+        for packed in self._connection.pack_commands(commands):
+            self._unsent += packed
         self._expected.extend(calls)
+        self._flush()
 
     def receive(self) -> list[ExtendResult | LockError]:
         if not self._expected:
             # Something to read and nothing asked for: the server has closed the connection.
             raise LockError("ServiceUnavailable")
-        answers: list[ExtendResult | LockError] = []
+        self._flush()
         try:
-            while self._expected and self._connection.can_read(0):
-                reply = self._read_one()
-                answers.append(_answer(self._expected.popleft(), reply))
-        except (redis.RedisError, OSError) as error:
+            replies = self._stream.feed(self._arrived())
+        except FAULTS as error:
             raise lock_error(error) from error
-        return answers
-
-    def _read_one(self) -> object:
-        try:
-            return self._connection.read_response(disable_decoding=True)
-        except NoScriptError as error:
+        if any(isinstance(reply, NoScriptError) for reply in replies):
             self._script_is_known = False  # SCRIPT FLUSH: the heartbeat will try again
-            return error
-        except redis.ResponseError as error:
-            return error
+        return [_answer(self._expected.popleft(), reply) for reply in replies]
 
     def close(self) -> None:
         self._connection.disconnect()
+
+    def _flush(self) -> None:
+        """Send what the kernel takes. The rest follows with the next answer, or not at all."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+        except OSError as error:
+            raise lock_error(error) from error
+
+    def _arrived(self) -> bytes:
+        arrived = bytearray()
+        try:
+            # Until there is no more: TLS may hold back what the selector cannot see.
+            while data := self._socket.recv(65_536):
+                arrived += data
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return bytes(arrived)
+        raise redis.ConnectionError("closed by the server")
 
 
 class AsyncRedisExtendChannel:

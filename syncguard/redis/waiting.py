@@ -13,6 +13,7 @@ asked for, and if it is refused, then by a new holder, whose release wakes again
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ def pass_on(call: Call[bool], pool: Pool) -> None:
     with contextlib.suppress(*FAULTS):
         try:
             connection.send_command(
-                "EVAL", call.script.text, len(call.keys), *call.keys, *call.args
+                "EVAL", call.script.text, str(len(call.keys)), *call.keys, *call.args
             )
             connection.read_response()
         finally:
@@ -84,19 +85,23 @@ class Listeners:
     def __init__(self) -> None:
         # A list, because its append and pop need no lock, which a fork could leave locked.
         self._inside: list[None] = []
+        self._pid = os.getpid()
 
     @classmethod
     def on(cls, pool: Pool | AsyncPool) -> Listeners:
         return shared(pool, "listeners", cls)
 
     def admit(self, pool: Pool | AsyncPool) -> bool:
+        if self._pid != os.getpid():
+            self._pid, self._inside = os.getpid(), []  # the parent's waiters are not in the child
         if pool.max_connections < ROOMY or len(self._inside) >= pool.max_connections // 2:
             return False
         self._inside.append(None)
         return True
 
     def leave(self) -> None:
-        self._inside.pop()
+        if self._inside:
+            self._inside.pop()
 
 
 class RedisWaiter:
@@ -118,9 +123,12 @@ class RedisWaiter:
         self._listening = False
         self._woken = False
         self._acquired = False
+        self._attempted: str | None = None
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
-        answer = self._backend._attempt(self._key, ttl_ms, holder, wait_ms)
+        call = self._backend.acquire_call(self._key, ttl_ms, holder, wait_ms)
+        self._attempted = call.lock_id
+        answer = self._backend.run_acquire(call, ttl_ms)
         # Only now: an attempt that failed has not used the wake-up, and must pass it on.
         self._woken = False
         self._acquired = not isinstance(answer, Refusal)
@@ -147,12 +155,19 @@ class RedisWaiter:
         self._hang_up()
         if must_pass_on and pool is not None:
             # Elsewhere: who leaves because the server hangs must not wait for the server.
-            threading.Thread(
+            thread = threading.Thread(
                 target=pass_on,
                 args=(self._backend.pass_on_call(self._key), pool),
                 name="syncguard-pass-on",
                 daemon=True,
-            ).start()
+            )
+            with contextlib.suppress(RuntimeError):  # no thread to be had: they will time out
+                thread.start()
+
+    def forsake(self) -> None:
+        # An id that was never stored is released without harm.
+        if self._attempted is not None:
+            self._backend.undo(self._attempted)
 
     def _listen(self, deadline: float, signal: Signal | None) -> bool:
         connection = self._connect()

@@ -84,10 +84,15 @@ class Wire:
         if connection.pid != os.getpid():
             # A forked child: the socket is the parent's. The pool starts afresh here too.
             return take(self._pool), False
-        if time.monotonic() - given_at > FRESH_FOR_S or (checked and has_news(connection)):
+        try:
+            lay_too_long = time.monotonic() - given_at > FRESH_FOR_S
+            if not lay_too_long and not (checked and has_news(connection)):
+                return connection, True
+        except BaseException:
             self._pool.release(connection)
-            return take(self._pool), False
-        return connection, True
+            raise
+        self._pool.release(connection)
+        return take(self._pool), False
 
     def _give(self, connection: Connection) -> None:
         if self._keeps and not self._spare:
@@ -121,13 +126,13 @@ class Wire:
 
 def _send_and_read(connection: Connection, call: Call[Any]) -> object:
     script, keys = call.script, call.keys
-    command = ("EVALSHA", script.sha, len(keys), *keys, *call.args)
+    command = ("EVALSHA", script.sha, str(len(keys)), *keys, *call.args)
     connection.send_packed_command(_pack(command) if _pack else connection.pack_command(*command))
     try:
         return connection.read_response(disable_decoding=True)
     except NoScriptError:
         # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
-        connection.send_command("EVAL", script.text, len(keys), *keys, *call.args)
+        connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
         return connection.read_response(disable_decoding=True)
 
 
@@ -139,7 +144,7 @@ class CommandRunner:
         self._evalsha: Callable[..., object] | None = getattr(client, "evalsha", None)
 
     def run(self, call: Call[T]) -> T:
-        arguments = (len(call.keys), *call.keys, *call.args)
+        arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(self._reply(call, arguments))
         except FAULTS as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import socket
 import threading
 import time
 import weakref
@@ -314,6 +316,57 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
             wait_until(lambda: lane.channel is None)
             before = held.expires_at_ms
             wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_half_a_reply_from_one_server_does_not_stop_the_others(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    """A relay lets only the beginning of each answer to an extension through."""
+    with Stingy(syncguard_redis.port) as relay:
+        slow = RedisBackend(
+            redis.Redis(port=relay.port), key_prefix="slow", on_release_error=lambda _e, _c: None
+        )
+        with lock(backend, "k", ttl_ms=600, auto_extend=True) as healthy:
+            with pytest.raises(LockLost):
+                with lock(slow, "k", ttl_ms=900, auto_extend=True) as held:
+                    relay.stingy = True
+                    wait_until(lambda: held.lost)
+            assert not healthy.lost
+
+
+class Stingy:
+    """A relay to a Redis that, when told so, passes on only three bytes of each answer."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.stingy = False
+        self._open: list[socket.socket] = [self._listener]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Stingy:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [near, far]
+                threading.Thread(target=self._pass, args=(near, far, None), daemon=True).start()
+                threading.Thread(target=self._pass, args=(far, near, 3), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket, most: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data[:most] if self.stingy else data)
 
 
 def test_a_ttl_of_a_year_can_be_watched(backend: RedisBackend) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -93,3 +95,52 @@ def test_an_interrupted_wait_leaves_no_lock(
             lock(backend, "k", ttl_ms=60_000).__enter__()
         holder.release()
         assert backend.count_live_locks() == 0
+
+
+def test_interrupts_at_random_moments_leave_no_lock(server: RedisServer) -> None:
+    """Some hundred of them, in a process of its own: a crash of it must fail only this test."""
+    ended = subprocess.run(
+        [sys.executable, "-c", RANDOM_INTERRUPTS, str(server.port)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "interrupted" in ended.stdout
+
+
+RANDOM_INTERRUPTS = """
+import random, signal, sys, time
+import redis
+from syncguard import LockError, lock
+from syncguard.redis import RedisBackend
+
+class TimeLimit(Exception):
+    pass
+
+def strike(*_):
+    raise TimeLimit
+
+signal.signal(signal.SIGALRM, strike)
+backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
+observer = redis.Redis(port=int(sys.argv[1]))
+struck = 0
+for n in range(400):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
+        try:
+            with lock(backend, "k", ttl_ms=60_000):
+                pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeLimit:
+        struck += 1
+    except LockError as error:
+        assert error.code != "AcquisitionTimeout", "a lock was left behind"
+    deadline = time.monotonic() + 2
+    while observer.exists("syncguard:k"):
+        assert time.monotonic() < deadline, "a lock was left behind"
+assert struck > 20, struck
+print("interrupted", struck)
+"""

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from syncguard import Acquisition, LockError, lock
+from syncguard.backend import Refusal
 from syncguard.redis import RedisBackend
 from syncguard.redis.names import Names
 from syncguard.testing import RedisServer
@@ -36,6 +37,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.002)
+
+
+def refuse(backend: RedisBackend, wait_ms: int) -> None:
+    """An attempt of a waiter that will wait so long, and is refused."""
+    call = backend.acquire_call("k", 1_000, None, wait_ms)
+    assert isinstance(backend.run_acquire(call, 1_000), Refusal)
 
 
 def blocked_clients(server: RedisServer) -> int:
@@ -132,8 +139,8 @@ def test_a_later_waiter_never_shortens_the_flag(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
     assert backend.acquire("k").ok
-    backend._attempt("k", 1_000, None, 40_000)
-    backend._attempt("k", 1_000, None, 10)
+    refuse(backend, 40_000)
+    refuse(backend, 10)
     assert syncguard_redis.client().pttl(NAMES.waiting) > 30_000
 
 
@@ -144,7 +151,7 @@ def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
     for _ in range(3):
         holder = backend.acquire("k")
         assert holder.ok
-        backend._attempt("k", 1_000, None, 40_000)
+        refuse(backend, 40_000)
         holder.release()
     assert client.llen(NAMES.wake) == 1
     assert 0 < client.pttl(NAMES.wake) <= 2_000
