@@ -83,9 +83,11 @@ class Worker:
                 start_new_session=True,
             )
 
+        self._watchman = _Watchman(self.process.pid, self.log.parent)
+
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._inspect(timeout_s=0.5).ping():
+        while not self._answers():
             self.require_alive()
             if time.monotonic() > deadline:
                 raise CannotStart(f"the Celery worker is not ready. It said:\n{self.last_words()}")
@@ -114,11 +116,41 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        self._watchman.dismiss()
+
+    def _answers(self) -> bool:
+        from kombu.exceptions import OperationalError
+
+        try:
+            return bool(self._inspect(timeout_s=0.5).ping())
+        except OperationalError as error:
+            raise CannotStart("no server answers at CELERY_BROKER_URL") from error
 
     def _inspect(self, timeout_s: float = 5.0) -> Any:
         from example_project.celery import app
 
         return app.control.inspect(destination=[self.node], timeout=timeout_s, limit=1)
+
+
+class _Watchman:
+    """Ends the worker, and removes the folder, when we die without a chance to do so ourselves.
+
+    A shell that waits on a pipe from us: a line means that all is well, its end that we are gone.
+    """
+
+    _ORDERS = 'read -r _ || { kill -s KILL -- "-$1"; rm -rf -- "$2"; }'
+
+    def __init__(self, session: int, folder: Path) -> None:
+        self._shell = subprocess.Popen(  # noqa: S603 - a constant script
+            ["/bin/sh", "-c", self._ORDERS, "watchman", str(session), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        self._shell.communicate(b"all is well\n")
 
 
 @contextlib.contextmanager
@@ -127,7 +159,13 @@ def worker(embedded: RedisServer | None) -> Iterator[Worker]:
     from example_project.celery import app
     from example_project.story.controls import controls
     from example_project.story.performance import curtain
+    from syncguard import LockError
+    from syncguard_django import locks
 
+    try:
+        locks["default"].is_locked("anything")
+    except LockError as error:
+        raise CannotStart(f"no server answers at SYNCGUARD_URL: {error}") from error
     running = Worker()
     try:
         running.wait_until_ready()

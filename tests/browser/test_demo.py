@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -106,8 +107,6 @@ class Page:
             picture = self.driver.execute_cdp_cmd(
                 "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
             )
-            import base64
-
             (ROOT / folder / name).write_bytes(base64.b64decode(picture["data"]))
 
 
@@ -144,7 +143,10 @@ def test_a_silent_redis_loses_the_lock_and_the_holder_is_told(page):
 
 def test_a_killed_workers_late_write_is_refused(page):
     assert "refused: StaleFence" in page.play("kill")
-    assert page.texts("#timeline text.burst-text") == ["kill -9", "StaleFence: 1 refused"]
+    assert page.texts("#timeline text.burst-text") == [
+        "kill -9",
+        "late write refused: StaleFence",
+    ]
 
 
 def test_an_earlier_scene_can_be_shown_again(page):
