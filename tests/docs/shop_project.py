@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pages import Block
 
-ADDRESS = "redis://127.0.0.1:6379/0"
-"""Where the pages say that Redis is."""
+ADDRESS = "redis://127.0.0.1:6379/"
+"""Where the pages say that Redis is, up to the number of the database."""
 
 SETTINGS = """\
 SECRET_KEY = "only-for-tests"
@@ -81,7 +81,7 @@ class Project:
 
     def located(self, text: str) -> str:
         """The text with the address of the Redis of this test."""
-        return text.replace(ADDRESS, self.redis_url)
+        return text.replace(ADDRESS, self.redis_url.removesuffix("0"))
 
     def run(self, *command: str, timeout: float = 90) -> str:
         """Run a command and return what it printed; fail, with that, if it fails."""
@@ -168,7 +168,7 @@ def quick_start(project: Project, files: Iterable[Block]) -> str:
     project.add(files)
     project.run(project.python, "manage.py", "makemigrations", "shop")
     project.run(project.python, "manage.py", "migrate")
-    worker = [project.python, *"-m celery -A shop worker -c 2 --without-gossip -l INFO".split()]
-    with Worker(project, worker):
+    worker = [*("-m", "celery", "-A", "shop", "worker"), *("-c", "2", "-l", "INFO")]
+    with Worker(project, [project.python, *worker]):
         outcome = project.python_code(QUICK_START)
     return outcome + project.run(project.python, "manage.py", "syncguard_status")

@@ -32,7 +32,7 @@ SHELL_CATEGORIES = {"install", "tox", "manage", "project", "worker"}
 INSTALLERS = (
     "python3 -m venv ",
     ".venv/bin/pip install ",
-    "python -m pip install ",
+    ". .venv/bin/activate",
     "sudo apt install ",
 )
 

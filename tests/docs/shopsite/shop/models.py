@@ -1,6 +1,7 @@
 """What the shop keeps."""
 
 from django.db import models
+
 from syncguard_django.fencing import FencedModel
 
 
