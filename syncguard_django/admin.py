@@ -209,6 +209,7 @@ class LockAdmin(_LockModelAdmin):
     def _confirmation(
         self, request: HttpRequest, lock: LiveLock, holder: dict[str, str]
     ) -> HttpResponse:
+        request.current_app = self.admin_site.name
         context = {
             **self.admin_site.each_context(request),
             "title": _("Force-release a lock?"),

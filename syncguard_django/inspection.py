@@ -25,6 +25,9 @@ T = TypeVar("T")
 LISTED_AT_MOST: Final = 10_000
 """How many locks of one alias are read in order to sort or to search them."""
 
+_SLACK: Final = 1_000
+"""How many locks more than there were a moment ago are looked through."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveLock:
@@ -101,7 +104,8 @@ def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) ->
 def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> LiveLock | None:
     """The lock of the very holder that somebody saw, if it is still held. Raises LockError."""
     seen = (key_hash, fence, lock_id_hash)
-    for lock in _live(using, locks.inspector(using), LISTED_AT_MOST):
+    backend = locks.inspector(using)
+    for lock in _live(using, backend, backend.count_live_locks() + _SLACK):
         if (lock.info.key_hash, lock.info.fence, lock.info.lock_id_hash) == seen:
             return lock
     return None

@@ -7,6 +7,7 @@ when the function is decorated.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -23,7 +24,10 @@ _formatter: Final = Formatter()
 
 def key_of(key: Key, function: Callable[..., Any]) -> Callable[..., str]:
     """How to find the key of a call of ``function``: call the result with its arguments."""
-    signature = inspect.signature(function)
+    # Django's method_decorator hands over a partial that wraps the unbound method: believing the
+    # wrapped one, we would take the request for its self.
+    is_partial = isinstance(function, functools.partial)
+    signature = inspect.signature(function, follow_wrapped=not is_partial)
     if callable(key):
         return _called(key, signature)
     if not isinstance(key, str):

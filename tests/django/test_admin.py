@@ -426,6 +426,15 @@ def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, rel
     assert releaser.get("/admin/").status_code == 200  # its "recent actions" show the entry
 
 
+def test_a_lock_that_no_search_would_reach_can_be_released(backend, releaser, monkeypatch):
+    monkeypatch.setattr("syncguard_django.inspection.LISTED_AT_MOST", 1)
+    for number in range(3):
+        backend.acquire(f"k{number}", ttl_ms=60_000 + number)
+    assert releaser.get(RELEASE, holder_of(backend.lookup(key="k2"))).status_code == 200
+    post(releaser, RELEASE, **holder_of(backend.lookup(key="k2")))
+    assert not backend.is_locked("k2")
+
+
 def test_a_stale_page_cannot_free_a_new_holder(backend, releaser):
     backend.acquire("invoice:42", ttl_ms=60_000).release()
     old = backend.acquire("invoice:42", ttl_ms=60_000)

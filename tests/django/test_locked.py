@@ -101,14 +101,16 @@ def test_a_decorated_function_follows_a_changed_setting(configure):
 
 # Views
 
+VIEWS = ["/settle/42/", "/asettle/42/", "/class/42/", "/dispatch/42/", "/adispatch/42/"]
 
-@pytest.mark.parametrize("url", ["/settle/42/", "/asettle/42/", "/class/42/"])
+
+@pytest.mark.parametrize("url", VIEWS)
 def test_a_view_is_locked(backend, url):
     assert Client().get(url).content == b"000000000000001"
     assert not backend.is_locked("invoice:42")
 
 
-@pytest.mark.parametrize("url", ["/settle/42/", "/asettle/42/", "/class/42/"])
+@pytest.mark.parametrize("url", VIEWS)
 def test_a_view_that_cannot_get_its_lock_answers_423_and_when_to_come_again(backend, url):
     with backend.acquire("invoice:42", ttl_ms=20_000):
         response = Client().get(url)

@@ -91,7 +91,9 @@
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
       const fresh = page.getElementById("changelist-form");
       if (paused || isInUse(list)) return;
+      const scrolled = list.querySelector(".results")?.scrollLeft ?? 0;
       list.replaceChildren(...fresh.childNodes);
+      list.querySelector(".results")?.scrollTo(scrolled, 0);
       readClocks();
       tick();
       showUpdated();

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from django.http import HttpResponse
+from django.utils.decorators import method_decorator
 from django.views import View
 
 from syncguard import Acquisition
@@ -23,6 +24,18 @@ async def asettle(request, invoice_id):
 class Settle(View):
     @locked(key=lambda _view, _request, invoice_id: f"invoice:{invoice_id}", acquisition=AT_ONCE)
     def get(self, request, invoice_id):
+        return HttpResponse(current_lock().fence)
+
+
+@method_decorator(locked(key="invoice:{invoice_id}", acquisition=AT_ONCE), name="dispatch")
+class SettleAll(View):
+    def get(self, request, invoice_id):
+        return HttpResponse(current_lock().fence)
+
+
+@method_decorator(locked(key="invoice:{invoice_id}", acquisition=AT_ONCE), name="get")
+class SettleAllAsync(View):
+    async def get(self, request, invoice_id):
         return HttpResponse(current_lock().fence)
 
 
