@@ -58,6 +58,8 @@ def locked_function(task: object) -> Any:
 
 def running_requests() -> list[Context]:
     """The requests of the tasks in this call stack, innermost first."""
+    if _task_stack.top is None:
+        return []
     requests = []
     seen: Counter[int] = Counter()
     for task in reversed(_task_stack.stack):

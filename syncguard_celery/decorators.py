@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from celery import shared_task
 
 from syncguard import DEFAULT_TTL_MS
-
-# Imported for their receivers of Celery's signals: whoever publishes or runs a locked task has
-# imported this module, and with it everything that has to listen.
-from syncguard_celery import propagation, publishing, revoking  # noqa: F401
+from syncguard_celery import publishing, revoking
 from syncguard_celery.options import (
     DEFAULT_PENDING_TTL_MS,
     At,
@@ -121,6 +118,9 @@ def locked_task(
         pending_ttl_ms=pending_ttl_ms,
         on_lost=on_lost,
     )
+
+    if at == "publish":
+        revoking.listen()
 
     def decorate(function: Callable[..., Any]) -> Any:
         wrapped = wrap(function, LockedFunction(function, key, options, app))

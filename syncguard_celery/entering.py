@@ -52,7 +52,7 @@ class Skipped:
 class Loss:
     """What happens when the lock is lost: told by the heartbeat, on a thread of its own."""
 
-    def __init__(self, call: Call, options: LockOptions, key_hash: str) -> None:
+    def __init__(self, call: Call, options: LockOptions, key_hash: Callable[[], str]) -> None:
         self._call = call
         self._on_lost = options.on_lost
         self._key_hash = key_hash
@@ -172,7 +172,7 @@ class Entering:
             logging.INFO,
             f"found its lock held by somebody else: {policy}",
             self._call,
-            error.key_hash or self.backend.hash(key),
+            lambda: error.key_hash or self.backend.hash(key),
             fence=error.fence,
             waited_ms=self._waited_ms,
             policy=policy,
@@ -197,8 +197,7 @@ class Entering:
 
     def _hold(self, key: str, how: Acquired | Acquisition) -> Holding:
         options = self._options
-        key_hash = self.backend.hash(key)
-        loss = Loss(self._call, options, key_hash)
+        loss = Loss(self._call, options, lambda: self.backend.hash(key))
         block = self._block(key, how, loss)
         if isinstance(how, Acquired):
             self.lock_id = how.lock_id
@@ -209,7 +208,6 @@ class Entering:
             options,
             self.backend,
             key,
-            key_hash,
             loss.interrupt,
             block,
             held,
@@ -222,7 +220,7 @@ class Entering:
             logging.DEBUG,
             "holds its lock",
             self._call,
-            key_hash,
+            holding.key_hash,
             fence=held.fence,
             waited_ms=holding.waited_ms,
         )

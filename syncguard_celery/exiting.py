@@ -86,6 +86,8 @@ def _hand_on(holding: Holding) -> None:
     )
     if answer.ok:
         holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
+        # Only now: every receiver costs every task.
+        task_postrun.connect(_release_unclaimed, weak=False, dispatch_uid=__name__)
 
 
 def _publish_retry(holding: Holding) -> None:
@@ -117,7 +119,6 @@ def _tell_released(holding: Holding) -> None:
     )
 
 
-@task_postrun.connect(weak=False, dispatch_uid="syncguard_celery.exiting")
 def _release_unclaimed(sender: object = None, task: object = None, **_: object) -> None:
     """A lock was handed on to a retry that nobody published: it must not wait for it."""
     request: Context | None = getattr(task, "request", None)

@@ -27,7 +27,6 @@ class Holding:
     options: LockOptions
     backend: LockBackend
     key: str = field(repr=False)
-    key_hash: str
     interrupt: Interrupt = field(repr=False)
     lock: Lock = field(repr=False)
     held: Held
@@ -36,6 +35,9 @@ class Holding:
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)
     """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+
+    def key_hash(self) -> str:
+        return self.backend.hash(self.key)
 
     @property
     def held_ms(self) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import string
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
@@ -24,13 +25,46 @@ class KeyMaker(Protocol):
     def __call__(self, bound: inspect.BoundArguments) -> str | None: ...
 
 
-def bind(
-    signature: inspect.Signature, args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> inspect.BoundArguments:
-    """The arguments by name, defaults included. TypeError, as in any call, if they do not fit."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound
+class Binder:
+    """Binds calls of one function: arguments by name, defaults included.
+
+    ``inspect`` does it for any function and says what is wrong with a call. Most functions have
+    plain parameters and most calls are right: for these it is done here, ten times as fast.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.signature = inspect.signature(function)
+        parameters = self.signature.parameters.values()
+        self._names = tuple(p.name for p in parameters)
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._is_plain = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    def bind(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> inspect.BoundArguments:
+        """The bound arguments. TypeError, as in any call, if they do not fit."""
+        bound = self._bind_quickly(args, kwargs) if self._is_plain else None
+        if bound is None:
+            bound = self.signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+        return bound
+
+    def _bind_quickly(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> inspect.BoundArguments | None:
+        names = self._names
+        by_position = dict(zip(names, args, strict=False))
+        given = {**by_position, **kwargs}
+        if len(given) != len(args) + len(kwargs):
+            return None  # too many, or one of them twice
+        values = {**self._defaults, **given}
+        if len(values) != len(names):
+            return None  # one is missing, or unknown
+        try:
+            ordered = OrderedDict((name, values[name]) for name in names)
+        except KeyError:
+            return None  # one is missing and another unknown
+        return inspect.BoundArguments(self.signature, ordered)
 
 
 def key_maker(source: KeySource, signature: inspect.Signature) -> KeyMaker:

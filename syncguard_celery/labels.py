@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -11,16 +12,19 @@ MAX_BYTES: Final = 256
 """What the core accepts. The task id always fits; a name or a host that does not is cut."""
 
 _LABEL: Final = re.compile(r"(?P<name>[^\[\]]*)\[(?P<id>[^\[\]]+)\]@[^\[\]]*")
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 _NAME_BYTES: Final = 120
 _HOST_BYTES: Final = 60
 
 
 def holder_label(name: str, task_id: str | None) -> str:
     """Who holds the lock: a task with an id, or a direct call, which has none."""
-    host = _cut(gethostname(), _HOST_BYTES)
-    short = _cut(name, _NAME_BYTES)
-    label = f"{short}@{host}" if task_id is None else f"{short}[{_clean(task_id)}]@{host}"
-    return label if len(label.encode()) <= MAX_BYTES else f"{short}@{host}"
+    short, host = _cut(name, _NAME_BYTES), _cut(gethostname(), _HOST_BYTES)
+    if task_id is not None:
+        label = f"{short}[{_clean(task_id)}]@{host}"
+        if len(label.encode()) <= MAX_BYTES:
+            return label
+    return f"{short}@{host}"
 
 
 def task_id_in(label: str | None, name: str) -> str | None:
@@ -31,9 +35,12 @@ def task_id_in(label: str | None, name: str) -> str | None:
     return match["id"]
 
 
+@functools.lru_cache(maxsize=1024)
 def _cut(text: str, limit: int) -> str:
     return _clean(text).encode()[-limit:].decode(errors="ignore")
 
 
 def _clean(text: str) -> str:
+    if _PLAIN.fullmatch(text):
+        return text
     return "".join(c if c.isprintable() and c not in "[]" else "?" for c in text)

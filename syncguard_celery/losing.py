@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -78,10 +79,12 @@ class MainThreadInterrupt(Interrupt):
     _waiting: Final[list[MainThreadInterrupt]] = []
     _sent = False
     _previous: Any = None
+    _installed_in: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self._install()
+        if MainThreadInterrupt._installed_in != os.getpid():
+            self._install()
 
     def arm(self) -> None:
         self._waiting.append(self)
@@ -96,6 +99,12 @@ class MainThreadInterrupt(Interrupt):
         assert ident is not None
         assert _SIGNAL is not None
         MainThreadInterrupt._sent = True
+        if signal.getsignal(_SIGNAL) is not _on_signal:
+            # Somebody took the signal after us: as for any thread, at the next bytecode. The
+            # next task installs us again, before them.
+            MainThreadInterrupt._installed_in = None
+            self._struck = True
+            raise_in_thread(ident)
         signal.pthread_kill(ident, _SIGNAL)
 
     @classmethod
@@ -105,6 +114,7 @@ class MainThreadInterrupt(Interrupt):
         if current is not _on_signal:
             signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
             cls._previous = current
+        cls._installed_in = os.getpid()
 
     @classmethod
     def deliver(cls, signum: int, frame: FrameType | None) -> None:
@@ -132,9 +142,7 @@ class ThreadInterrupt(Interrupt):
 
     def _strike(self) -> None:
         self._struck = True
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(
-            ctypes.c_ulong(self._ident), ctypes.py_object(LockLost)
-        )
+        raise_in_thread(self._ident)
 
     def _call_off(self) -> None:
         # A blow that is under way cannot be called off: setting the exception to NULL leaves
@@ -142,6 +150,11 @@ class ThreadInterrupt(Interrupt):
         if self._struck:
             for _ in range(_BREATHS):
                 time.sleep(0)
+
+
+def raise_in_thread(ident: int) -> None:
+    """Raise LockLost there, at the next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(LockLost))
 
 
 class GreenletInterrupt(Interrupt):

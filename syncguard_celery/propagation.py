@@ -15,13 +15,34 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.signals import before_task_publish
 
 from syncguard_celery.calls import running_requests
-from syncguard_celery.luggage import HEADER, Fences, fences_in, key_digest, luggage_of, merged
+from syncguard_celery.luggage import (
+    HEADER,
+    MAX_FENCES,
+    Fences,
+    fences_in,
+    key_digest,
+    luggage_of,
+    merged,
+)
 
 if TYPE_CHECKING:
     from celery.app.task import Context
 
 _OWN: Final = "_syncguard_fences"
 _attached: ContextVar[tuple[str, dict[str, Any]] | None] = ContextVar("attached", default=None)
+
+
+class _Own:
+    """The locks a request has held. Shows no key to those who print requests; hashes them late,
+    because most tasks publish nothing."""
+
+    __slots__ = ("held",)
+
+    def __init__(self) -> None:
+        self.held: list[tuple[str, str]] = []
+
+    def fences(self) -> Fences:
+        return merged(*({key_digest(key): fence} for key, fence in self.held[-MAX_FENCES:]))
 
 
 def inherited_fence(key: str) -> str | None:
@@ -40,13 +61,13 @@ def remember(request: Context | None, key: str, fence: str) -> None:
     """The task of this request holds or held this lock; what it publishes shall say so."""
     if request is None:
         return
-    own = merged(_own(request), {key_digest(key): fence})
-    request.__dict__[_OWN] = own
+    own = request.__dict__.setdefault(_OWN, _Own())
+    own.held.append((key, fence))
     if request.is_eager:
         # An eager retry is not published: it gets the headers of the request before it. What
         # this one came with stays where luggage_of() looks first.
         came_with = request.__dict__.setdefault(HEADER, luggage_of(request))
-        fences = merged(fences_in(came_with, "fences"), own)
+        fences = merged(fences_in(came_with, "fences"), own.fences())
         request.headers = {**(request.headers or {}), HEADER: {"fences": fences}}
 
 
@@ -80,8 +101,8 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
 
 
 def _own(request: Context) -> Fences:
-    own: Fences = request.__dict__.get(_OWN, {})
-    return own
+    own: _Own | None = request.__dict__.get(_OWN)
+    return {} if own is None else own.fences()
 
 
 def _fences(requests: list[Context]) -> Fences:

@@ -19,7 +19,6 @@ from kombu.utils.uuid import uuid
 from syncguard import Acquired, LockBackend
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call, locked_function, republishes
-from syncguard_celery.contention import contended
 from syncguard_celery.exiting import handed_on, release_again
 from syncguard_celery.holding import innermost
 from syncguard_celery.labels import holder_label, task_id_in
@@ -116,14 +115,13 @@ def _publish_once(
             continue
         twin = task_id_in(info.holder, task.name)
         if twin is not None:
-            error = contended(backend, key, info)
             tell(
                 task_lock_contended,
                 logging.INFO,
                 f"is not published: {twin} is queued or running",
                 Call(task.name, task, None, task.app),
-                info.key_hash,
-                fence=error.fence,
+                lambda: backend.hash(key),
+                fence=info.fence,
                 policy="publish",
             )
             return task.AsyncResult(twin)

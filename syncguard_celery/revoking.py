@@ -17,14 +17,18 @@ from syncguard_celery.exiting import release_again
 from syncguard_celery.luggage import HEADER, seal_lock, take_lock
 
 
-@task_received.connect(weak=False, dispatch_uid="syncguard_celery.revoking.seal")
+def listen() -> None:
+    """From now on. Not earlier than the first task with a publish-time lock: receivers cost."""
+    task_received.connect(_seal, weak=False, dispatch_uid=f"{__name__}.seal")
+    task_revoked.connect(_release, weak=False, dispatch_uid=f"{__name__}.release")
+
+
 def _seal(request: Any = None, **_: object) -> None:
     luggage = request.request_dict.get(HEADER)
     if isinstance(luggage, dict):
         seal_lock(luggage)
 
 
-@task_revoked.connect(weak=False, dispatch_uid="syncguard_celery.revoking.release")
 def _release(sender: Any = None, request: Any = None, **_: object) -> None:
     locked = locked_function(sender)
     lock_id = None if locked is None else take_lock(request)

@@ -16,7 +16,7 @@ from syncguard_celery.calls import MARK, call_of
 from syncguard_celery.entering import Entering, Skipped
 from syncguard_celery.exiting import leave, release_again
 from syncguard_celery.holding import Holding, enclosing, push
-from syncguard_celery.keys import bind, key_maker
+from syncguard_celery.keys import Binder, key_maker
 from syncguard_celery.losing import undisturbed
 from syncguard_celery.options import KeySource, LockOptions, refused
 from syncguard_celery.suspension import suspended
@@ -44,13 +44,13 @@ class LockedFunction:
         self.options = options
         self._app = app
         self.name = f"{function.__module__}.{function.__qualname__}"
-        self.signature = inspect.signature(function)
+        self._binder = Binder(function)
         self.key_is_computed = callable(key)
-        self._make_key = key_maker(key, self.signature)
+        self._make_key = key_maker(key, self._binder.signature)
 
     def key_of(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
         """The key of a call with these arguments; None: it runs without a lock."""
-        return self._make_key(bind(self.signature, args, kwargs))
+        return self._make_key(self._binder.bind(args, kwargs))
 
     def key_for_task(
         self, task: object, args: tuple[object, ...], kwargs: Mapping[str, object]
@@ -68,7 +68,7 @@ class LockedFunction:
         call = call_of(self, self.name, self._app)
         outer = [holding.interrupt for holding in enclosing()]
         entering = Entering(
-            call, self.options, lambda: bind(self.signature, args, kwargs), self._make_key
+            call, self.options, lambda: self._binder.bind(args, kwargs), self._make_key
         )
         holding: Holding | None = None
         try:
@@ -133,5 +133,5 @@ def wrap(function: Callable[P, R], locked: LockedFunction) -> Callable[P, R]:
 
     setattr(run_locked, MARK, locked)
     # Celery reads the parameters without following __wrapped__.
-    run_locked.__signature__ = locked.signature  # type: ignore[attr-defined]
+    run_locked.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return run_locked

@@ -8,6 +8,7 @@ no lock id is sent or logged. The logger is ``syncguard.celery``.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from celery.utils.dispatch import Signal
@@ -30,22 +31,26 @@ def tell(
     level: int,
     text: str,
     call: Call,
-    key_hash: str,
+    key_hash: Callable[[], str],
     *,
     fence: str | None = None,
     waited_ms: float | None = None,
     held_ms: float | None = None,
     **more: object,
 ) -> None:
-    """Log one line, and tell the receivers if there are any."""
-    if logger.isEnabledFor(level):
+    """Log one line, and tell the receivers; if nobody listens, nothing is done, no key hashed."""
+    logged = logger.isEnabledFor(level)
+    if not logged and not signal.receivers:
+        return
+    hashed = key_hash()
+    if logged:
         logger.log(
             level,
             "Task %s[%s] %s (key %s, fence %s, waited %s ms, held %s ms)",
             call.name,
             call.task_id,
             text,
-            key_hash,
+            hashed,
             fence,
             _whole(waited_ms),
             _whole(held_ms),
@@ -55,7 +60,7 @@ def tell(
             sender=call.task,
             task_id=call.task_id,
             task_name=call.name,
-            key_hash=key_hash,
+            key_hash=hashed,
             fence=fence,
             waited_ms=waited_ms,
             held_ms=held_ms,

@@ -10,12 +10,12 @@ from celery import Celery
 
 from syncguard import LockError
 from syncguard_celery import locked, locked_task
-from syncguard_celery.keys import bind, key_maker
+from syncguard_celery.keys import Binder, key_maker
 
 
 def key(source, function, *args, **kwargs):
-    signature = inspect.signature(function)
-    return key_maker(source, signature)(bind(signature, args, kwargs))
+    binder = Binder(function)
+    return key_maker(source, binder.signature)(binder.bind(args, kwargs))
 
 
 def settle(invoice_id, region="eu", *more, urgent=False, **extra):
@@ -130,6 +130,30 @@ def test_a_callable_that_returns_something_else_is_an_error():
 def test_an_error_in_the_callable_is_its_own():
     with pytest.raises(ZeroDivisionError):
         key(lambda **_: 1 / 0, settle, 42)
+
+
+def plain(a, b=2, c=3):
+    """A function of the common kind."""
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((1,), {}), ((1, 5), {"c": 6}), ((), {"a": 1}), ((), {"c": 1, "a": 2}), ((1, 2, 3), {})],
+)
+def test_the_quick_binding_is_that_of_inspect(args, kwargs):
+    slow = inspect.signature(plain).bind(*args, **kwargs)
+    slow.apply_defaults()
+    quick = Binder(plain).bind(args, kwargs)
+    assert (quick.args, quick.kwargs, quick.arguments) == (slow.args, slow.kwargs, slow.arguments)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1, 2, 3, 4), {}), ((1,), {"a": 1}), ((1,), {"d": 1}), ((), {"d": 1, "b": 1})],
+)
+def test_a_call_that_does_not_fit_is_a_type_error(args, kwargs):
+    with pytest.raises(TypeError):
+        Binder(plain).bind(args, kwargs)
 
 
 class TestAtTheCall:
