@@ -31,10 +31,14 @@ def main() -> int:
     options = _options()
     with _stoppable():
         try:
-            with running.environment() as embedded, running.worker(embedded) as worker:
+            with running.environment() as embedded:
                 if options.check:
-                    return _check()
-                with running.web_server(options.port) as address:
+                    with running.worker(embedded):
+                        return _check()
+                with (
+                    running.web_server(options.port) as address,
+                    running.worker(embedded) as worker,
+                ):
                     _welcome(address)
                     while True:
                         worker.require_alive()

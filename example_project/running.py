@@ -76,6 +76,8 @@ class Worker:
                     *("--without-gossip", "--without-mingle", "--without-heartbeat"),
                 ],
                 cwd=ROOT,
+                # What its processes leave when they are killed goes with the folder.
+                env={**os.environ, "TMPDIR": str(self.log.parent)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

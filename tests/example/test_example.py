@@ -1,0 +1,215 @@
+"""The example project: its whole story, and that it leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from syncguard.testing import RedisServer
+
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "example_project.demo"]
+PATIENCE_S = 90
+
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "example_project").is_dir(), reason="the example project is not in this folder"
+)
+
+
+@pytest.fixture
+def surroundings(tmp_path):
+    """An environment without servers, and a folder of its own for everything temporary."""
+    unwanted = ("SYNCGUARD_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE")
+    kept = {name: value for name, value in os.environ.items() if name not in unwanted}
+    return {**kept, "TMPDIR": str(tmp_path)}
+
+
+class Demo:
+    """A running demo."""
+
+    def __init__(self, surroundings, *options):
+        self.process = subprocess.Popen(
+            [*DEMO, "--port", "0", *options],
+            cwd=ROOT,
+            env=surroundings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+
+    def hear(self, pattern):
+        """Wait until it says something, and return the match."""
+        alarm = threading.Timer(PATIENCE_S, self.process.terminate)
+        alarm.start()
+        try:
+            for line in self.process.stdout:
+                self.said += line
+                if found := re.search(pattern, self.said):
+                    return found
+        finally:
+            alarm.cancel()
+        raise AssertionError(f"it did not say {pattern!r}:\n{self.said}")
+
+    def end(self, number=None):
+        """Send a signal, if any, and return the exit code."""
+        if number is not None:
+            self.process.send_signal(number)
+        self.said += self.process.communicate(timeout=PATIENCE_S)[0]
+        return self.process.returncode
+
+
+@pytest.fixture
+def start(surroundings):
+    started = []
+
+    def start(*options, **more):
+        started.append(Demo({**surroundings, **more}, *options))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        if demo.process.poll() is None:
+            demo.end(signal.SIGTERM)
+
+
+def processes_of(folder):
+    """The ids of all processes that name the folder in their arguments or their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            facts = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
+            if os.fsencode(folder) in facts:
+                found.append(int(process.name))
+    return found
+
+
+def assert_nothing_is_left(folder):
+    deadline = time.monotonic() + 20
+    while (left := [*processes_of(folder), *folder.iterdir()]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left == []
+
+
+def test_the_whole_story_is_told_and_comes_out_well(surroundings, tmp_path):
+    run = subprocess.run(
+        [*DEMO, "--check"],
+        cwd=ROOT,
+        env=surroundings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+    for sentence in (
+        r"ok +Each held the lock once, one after the other: fences 1 to 20\.",
+        r"ok +The task was delivered again, to process \d+, with the higher fence 2\.",
+        r"ok +A letter .* came late\. Its write, with fence 1, was refused: StaleFence\.",
+        r"ok +The holder was told while Redis was still silent",
+        r"ok +One task was queued\. The other 4 calls queued nothing",
+        r"ok +The other 2 came late and skipped: the report was written exactly once\.",
+        r"No live locks\.",
+        r"All is well, after \d+ s\.",
+    ):
+        assert re.search(sentence, run.stdout), run.stdout
+    assert len(re.findall(r"ok +INV-\d+ was settled exactly once\.", run.stdout)) == 3
+    assert "WRONG" not in run.stdout
+    assert_nothing_is_left(tmp_path)
+
+
+def test_with_servers_of_others_it_pauses_and_stops_none_of_them(start, tmp_path):
+    with RedisServer() as server:
+        demo = start(SYNCGUARD_URL=server.url, CELERY_BROKER_URL=server.url)
+        address = demo.hear(r"The demo is running: +(\S+)")[1]
+        with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310
+            page = response.read().decode()
+        assert "Only an embedded Redis can be paused." in page
+        assert re.search(r"disabled data-missing>Pause Redis for 3 s<", page)
+        demo.hear(r"Ctrl-C stops everything\.")
+        assert demo.end(signal.SIGTERM) == 0, demo.said
+        assert "nothing is left behind" in demo.said
+        with server.client() as client:
+            assert client.ping()
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_running_demo_can_be_asked_for_its_locks_and_dies_with_everything(
+    start, surroundings, tmp_path
+):
+    demo = start()
+    address = demo.hear(r"The demo is running: +(\S+)")[1]
+    password = demo.hear(r"log in as admin with the password (\S+)")[1]
+    assert len(password) >= 16
+    command = demo.hear(r"(SYNCGUARD_URL=\S+ .* syncguard_status) --watch")[1]
+    status = subprocess.run(
+        ["/bin/sh", "-c", f"{command} --count"],
+        cwd=ROOT,
+        env={**surroundings, "EXAMPLE_DATABASE": ":memory:"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert status.returncode == 0, status.stderr
+    assert "0" in status.stdout
+
+    # A button is for those who have seen the page.
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(address + "scenes/settle", data=b"", timeout=10)  # noqa: S310
+    assert refused.value.code == 403
+    refused.value.close()
+
+    demo.end(signal.SIGKILL)
+    assert_nothing_is_left(tmp_path)
+
+
+def test_a_port_that_is_taken_is_explained_and_nothing_is_left(start, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        demo = start("--port", str(taken.getsockname()[1]))
+        demo.hear(r"The demo cannot run: port \d+ cannot be used: .*Try --port 0\.")
+        assert demo.end() == 1
+    assert_nothing_is_left(tmp_path)
+
+
+def test_it_stops_also_while_it_starts(start, tmp_path):
+    demo = start()
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(tmp_path.glob("syncguard-demo-*/worker.log")):
+        assert demo.process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert demo.end(signal.SIGINT) == 0, demo.said
+    assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command", [["check", "--fail-level", "WARNING"], ["makemigrations", "--check", "--dry-run"]]
+)
+def test_django_finds_nothing_to_complain_about(surroundings, command):
+    run = subprocess.run(
+        [sys.executable, "example_project/manage.py", *command],
+        cwd=ROOT,
+        env={**surroundings, "EXAMPLE_DATABASE": ":memory:"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
