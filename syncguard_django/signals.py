@@ -30,7 +30,7 @@ _ON_SUCCESS: Final = {
 }
 
 _REMEMBERED: Final = 1024
-_told_of_loss: Final[deque[str]] = deque(maxlen=_REMEMBERED)
+_told_of_loss: Final[deque[str | None]] = deque(maxlen=_REMEMBERED)
 _guard: Final = threading.Lock()
 
 
@@ -73,8 +73,6 @@ def loss_of(lock_id_hash: str) -> LockEvent:
 
 def _is_news(lock_id_hash: str | None) -> bool:
     # A loss is noticed by the heartbeat, by the holder's clock and by the release: tell once.
-    if lock_id_hash is None:
-        return False
     with _guard:
         if lock_id_hash in _told_of_loss:
             return False

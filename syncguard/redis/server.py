@@ -17,7 +17,6 @@ from redis.retry import Retry
 
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import TIME_TOLERANCE_MS
-from syncguard.errors import LockError
 from syncguard.redis.client import RedisBackend
 from syncguard.redis.errors import lock_error
 
@@ -156,8 +155,6 @@ def _save_points(client: Any) -> str | None:
 def _asked(ask: Callable[[], T]) -> T:
     try:
         return ask()
-    except LockError:
-        raise
     except Exception as error:
         raise lock_error(error) from error
 

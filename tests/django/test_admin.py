@@ -498,7 +498,8 @@ def test_no_other_method_releases(backend, releaser):
     info = backend.lookup(key="invoice:42")
     assert releaser.get(RELEASE, holder_of(info)).status_code == 200
     assert releaser.head(RELEASE, holder_of(info)).status_code == 200
-    assert Client.put(releaser, RELEASE).status_code in (403, 405)
+    releaser.handler.enforce_csrf_checks = False
+    assert releaser.put(RELEASE).status_code == 405
     assert backend.is_locked("invoice:42")
 
 
