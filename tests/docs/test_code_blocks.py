@@ -50,9 +50,10 @@ def pages_with(category: str) -> list[object]:
 @pytest.fixture
 def environment(tmp_path, syncguard_redis) -> dict[str, str]:
     """For programs that run in the shop, on an empty Redis."""
+    packages = [] if PACKAGES != ROOT else [str(ROOT)]
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(SITE), str(PACKAGES)]),
+        "PYTHONPATH": os.pathsep.join([str(SITE), *packages]),
         "DJANGO_SETTINGS_MODULE": "shop.settings",
         "SHOP_REDIS_URL": syncguard_redis.url,
         "SHOP_DATABASE": str(tmp_path / "shop.sqlite3"),
@@ -112,7 +113,7 @@ def test_the_examples_that_are_not_run_have_the_right_types(tmp_path, environmen
     settings = tmp_path / "mypy.ini"
     settings.write_text(
         "[mypy]\nstrict = True\nplugins = mypy_django_plugin.main\n"
-        f"mypy_path = {SITE}:{PACKAGES}\n"
+        f"mypy_path = {SITE}\n"
         "disallow_untyped_defs = False\ndisallow_untyped_calls = False\n"
         "disallow_incomplete_defs = False\ndisallow_untyped_decorators = False\n"
         "[mypy-shop.*]\nignore_errors = True\n"
@@ -126,6 +127,8 @@ def test_the_examples_that_are_not_run_have_the_right_types(tmp_path, environmen
             file.write_text("\n" * (block.line - 1) + block.text)
             files.append(str(file))
     command = [sys.executable, "-m", "mypy", "--config-file", str(settings), *files]
+    if PACKAGES == ROOT:  # otherwise it is installed, and mypy finds it by itself
+        environment["MYPYPATH"] = str(ROOT)
     run([*command, "--cache-dir", str(tmp_path / "cache")], environment, tmp_path)
 
 
