@@ -8,6 +8,7 @@ slow receiver does not hold up the loop.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -29,6 +30,7 @@ _ON_SUCCESS: Final = {
     "extend": lock_extended,
 }
 
+_logger: Final = logging.getLogger("syncguard")
 _REMEMBERED: Final = 1024
 _told_of_loss: Final[deque[str | None]] = deque(maxlen=_REMEMBERED)
 _guard: Final = threading.Lock()
@@ -50,8 +52,13 @@ def sender_of_events(using: str) -> Callable[[LockEvent], None]:
 
     def send(event: LockEvent) -> None:
         signal = signal_of(event)
-        if signal is not None:
+        if signal is None:
+            return
+        try:
             signal.send_robust(LockEvent, using=using, event=event)
+        except RuntimeError:
+            # Django cannot wait for an async receiver inside a running event loop.
+            _logger.error("a lock signal could not be sent: use alock() inside an event loop")
 
     return send
 

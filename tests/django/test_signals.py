@@ -115,6 +115,31 @@ def test_a_receiver_that_fails_harms_no_lock(configure, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+def test_an_async_receiver_of_a_blocking_lock_in_a_loop_harms_nothing(
+    configure, caplog, syncguard_redis
+):
+    configure(TELEMETRY=True)
+    told = []
+
+    async def receive(**_kwargs):
+        told.append("signal")
+
+    async def run():
+        with pytest.raises(LockLost), lock("invoice:42", 300, on_lost=lambda: told.append("lost")):
+            with syncguard_redis.client() as client:
+                client.flushall()
+
+    lock_acquired.connect(receive)
+    lock_lost.connect(receive)
+    try:
+        asyncio.run(run())
+    finally:
+        lock_acquired.disconnect(receive)
+        lock_lost.disconnect(receive)
+    assert told == ["lost"]
+    assert "use alock() inside an event loop" in caplog.text
+
+
 def test_an_asyncio_lock_is_signalled_in_the_background(configure, received):
     configure(TELEMETRY=True)
 
