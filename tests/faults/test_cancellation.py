@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
-from syncguard import Acquisition, LockError, aio
+from syncguard import Acquisition, LockError, aio, cancellation
 from syncguard.redis import AsyncRedisBackend
 from syncguard.testing import RedisServer
 
@@ -145,6 +149,56 @@ def test_an_acquire_that_is_cancelled_while_redis_hangs_leaves_no_lock_behind(
                 assert not task.done(), "the request is under way: its end must be awaited"
             with pytest.raises(asyncio.CancelledError):
                 await task
+            assert not await backend.is_locked("k")
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_waits_for_a_hanging_redis_only_so_long_and_undoes_later(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancellation, "GRACE_S", 0.1)
+
+    async def main() -> None:
+        async with backend_on(syncguard_redis) as backend:
+            await backend.is_locked("warm")
+            with syncguard_redis.paused():
+                task = asyncio.ensure_future(backend.acquire("k", ttl_ms=60_000))
+                await asyncio.sleep(0.02)
+                task.cancel()
+                # Over although Redis hangs: whoever cancels must not wait for ever.
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(task, 20)
+            deadline = time.monotonic() + 20
+            while asyncio.all_tasks() - {asyncio.current_task()}:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.005)
+            assert not await backend.is_locked("k")
+
+    asyncio.run(main())
+
+
+def test_an_acquire_that_fails_while_it_is_cancelled_is_undone_later(
+    syncguard_redis: RedisServer,
+) -> None:
+    """It timed out, so it may or may not have happened: then it must not have."""
+
+    async def main() -> None:
+        client = redis.asyncio.Redis(
+            port=syncguard_redis.port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)
+        )
+        async with client, AsyncRedisBackend(client) as backend:
+            await backend.is_locked("warm")
+            with syncguard_redis.paused():
+                task = asyncio.ensure_future(backend.acquire("k", ttl_ms=60_000))
+                await asyncio.sleep(0.02)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.wait_for(task, 20)
+            deadline = time.monotonic() + 20
+            while asyncio.all_tasks() - {asyncio.current_task()}:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.005)
             assert not await backend.is_locked("k")
 
     asyncio.run(main())
