@@ -109,14 +109,13 @@ def _welcome(address: str) -> None:
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
     """The first Ctrl-C, SIGTERM or SIGHUP ends the block; further ones do not disturb the end."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(*_: object) -> None:
-        for number in numbers:
+        for number in running.STOPPING:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in numbers}
+    before = {number: signal.signal(number, stop) for number in running.STOPPING}
     try:
         yield
     finally:

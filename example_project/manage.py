@@ -10,6 +10,8 @@ from pathlib import Path
 def main() -> None:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "example_project.settings")
+    if "EXAMPLE_DATABASE" not in os.environ:
+        (Path(__file__).resolve().parent / "var").mkdir(exist_ok=True)
     from django.core.management import execute_from_command_line
 
     execute_from_command_line(sys.argv)

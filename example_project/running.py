@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = 4
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that end the demo."""
 
 
 class CannotStart(Exception):
@@ -168,16 +170,35 @@ def worker(embedded: RedisServer | None) -> Iterator[Worker]:
         locks["default"].is_locked("anything")
     except LockError as error:
         raise CannotStart(f"no server answers at SYNCGUARD_URL: {error}") from error
-    running = Worker()
+    running: Worker | None = None
     try:
+        with _unbroken():
+            running = Worker()
         running.wait_until_ready()
         controls.kill = running.kill_child
         controls.pause_redis = None if embedded is None else embedded.paused
         yield running
     finally:
         curtain.set()
-        running.stop()
+        if running is not None:
+            running.stop()
         app.close()
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """A signal to stop waits for the end of the block: what is started there is known by then."""
+    arrived: list[int] = []
+    before = {
+        number: signal.signal(number, lambda sent, _: arrived.append(sent)) for number in STOPPING
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for received in arrived[:1]:
+            signal.raise_signal(received)
 
 
 class _WebServer(socketserver.ThreadingMixIn, WSGIServer):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import path
+from django.views.generic import RedirectView
 
 from example_project.story import views
 
@@ -12,4 +14,5 @@ urlpatterns = [
     path("state", views.state, name="state"),
     path("scenes/<slug:kind>", views.play, name="play"),
     path("admin/", admin.site.urls),
+    path("favicon.ico", RedirectView.as_view(url=f"{settings.STATIC_URL}story/icon.svg")),
 ]

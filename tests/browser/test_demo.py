@@ -28,8 +28,8 @@ PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
-def address():
-    """The demo, started as a user starts it."""
+def greeting():
+    """What the demo says, started as a user starts it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "example_project.demo", "--port", "0"],
         cwd=ROOT,
@@ -43,17 +43,22 @@ def address():
         said = ""
         for line in process.stdout:
             said += line
-            if found := re.search(r"The demo is running: +(\S+)", said):
+            if "Ctrl-C stops everything" in line:
                 break
         else:
             pytest.fail(f"the demo did not start:\n{said}")
         alarm.cancel()
-        yield found[1]
+        yield said
     finally:
         alarm.cancel()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def address(greeting):
+    return re.search(r"The demo is running: +(\S+)", greeting)[1]
 
 
 class Page:
@@ -182,7 +187,18 @@ def test_every_button_says_what_it_does(page):
     assert page.find("#steps").get_attribute("aria-live") == "polite"
 
 
-def test_nothing_on_the_page_was_refused_or_failed(page):
+def test_the_printed_password_opens_the_page_of_locks(page, greeting):
+    where = re.search(r"The locks in the admin: +(\S+)", greeting)[1]
+    user, password = re.search(r"log in as (\S+) with the password (\S+)", greeting).groups()
+    page.driver.get(where)
+    page.find("#id_username").send_keys(user)
+    page.find("#id_password").send_keys(password)
+    page.find("[type=submit]").click()
+    page.wait_for(lambda: "syncguard_django/lock" in page.driver.current_url)
+    assert "lock" in page.driver.title.lower()
+
+
+def test_nothing_was_refused_or_failed(page):
     assert page.complaints() == []
 
 
