@@ -110,7 +110,6 @@
 
     const showPaused = () => {
       button.textContent = paused ? button.dataset.resume : button.dataset.pause;
-      button.setAttribute("aria-pressed", String(paused));
       if (paused) show(words.paused);
       else showUpdated();
     };
