@@ -27,7 +27,7 @@ _NONE_CHOSEN: Final = (
 
 _made: Final[dict[object, LockBackend]] = {}
 _making: Final = threading.Lock()
-_settled: Final[weakref.WeakKeyDictionary[Celery, tuple[BackendSource, LockBackend]]] = (
+_settled: Final[weakref.WeakKeyDictionary[Celery, tuple[BackendSource | None, LockBackend]]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -38,12 +38,16 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
         return _resolved(options.backend)
     if options.using is not None:
         return _django_backend(options.using)
+    # Asking a setting takes Celery longer than everything else here. A change can be seen sooner.
+    changed: BackendSource | None = (app.conf.changes or {}).get(SETTING)
+    settled = _settled.get(app)
+    if settled is not None and settled[0] is changed:
+        return settled[1]
     chosen: BackendSource | None = app.conf.get(SETTING)
     if chosen is not None:
-        settled = _settled.get(app)
-        if settled is None or settled[0] is not chosen:
-            settled = _settled[app] = (chosen, _resolved(chosen))
-        return settled[1]
+        backend = _resolved(chosen)
+        _settled[app] = (changed, backend)
+        return backend
     if _DJANGO in sys.modules:
         return _django_backend("default")
     raise refused(_NONE_CHOSEN)

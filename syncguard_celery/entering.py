@@ -31,6 +31,7 @@ from syncguard_celery.luggage import fences_in, key_digest, luggage_of, take_loc
 from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
 from syncguard_celery.propagation import remember
 from syncguard_celery.signals import (
+    listening,
     logger,
     task_lock_acquired,
     task_lock_contended,
@@ -215,15 +216,16 @@ class Entering:
             innermost(),
         )
         remember(self._call.request, key, held.fence)
-        tell(
-            task_lock_acquired,
-            logging.DEBUG,
-            "holds its lock",
-            self._call,
-            holding.key_hash,
-            fence=held.fence,
-            waited_ms=holding.waited_ms,
-        )
+        if listening(task_lock_acquired, logging.DEBUG):
+            tell(
+                task_lock_acquired,
+                logging.DEBUG,
+                "holds its lock",
+                self._call,
+                holding.key_hash,
+                fence=held.fence,
+                waited_ms=holding.waited_ms,
+            )
         return holding
 
     def _block(self, key: str, how: Acquired | Acquisition, loss: Loss) -> Lock:

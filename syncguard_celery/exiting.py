@@ -21,7 +21,7 @@ from syncguard_celery.labels import holder_label
 from syncguard_celery.luggage import Sealed
 from syncguard_celery.propagation import attaching
 from syncguard_celery.retrying import ends_in_retry
-from syncguard_celery.signals import task_lock_released, tell
+from syncguard_celery.signals import listening, task_lock_released, tell
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -35,8 +35,10 @@ def leave(holding: Holding, error: BaseException | None) -> None:
     try:
         goes_on = _prepare(holding, error)
         holding.lock.__exit__(type(error) if error else None, error, None)
-        if not holding.held.lost:
-            (_hand_on if goes_on else _tell_released)(holding)
+        if goes_on:
+            _hand_on(holding)
+        else:
+            _tell_released(holding)
     finally:
         if holding.retry is not None:
             _publish_retry(holding)
@@ -59,19 +61,19 @@ def handed_on(request: Context) -> str | None:
 
 def _prepare(holding: Holding, error: BaseException | None) -> bool:
     """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
-    if holding.held.lost:
+    options, held = holding.options, holding.held
+    if options.at == "run" and options.min_hold_ms is None:
         return False
-    options = holding.options
     if holding.retry is not None or ends_in_retry(holding.call, error):
-        goes_on = options.at == "publish" and holding.call.in_worker
+        goes_on = options.at == "publish" and holding.call.in_worker and not held.lost
         if goes_on:
-            holding.held.keep()
+            held.keep()
         return goes_on
     # What ends a process (SystemExit) ends the minimum too: the task will be run elsewhere.
     if options.min_hold_ms is not None and (error is None or isinstance(error, Exception)):
         rest_ms = round(options.min_hold_ms - holding.held_ms)
-        if rest_ms > 0:
-            holding.held.keep(rest_ms)
+        if rest_ms > 0 and not held.lost:
+            held.keep(rest_ms)
     return False
 
 
@@ -107,6 +109,8 @@ def _publish_retry(holding: Holding) -> None:
 
 
 def _tell_released(holding: Holding) -> None:
+    if not listening(task_lock_released, logging.DEBUG) or holding.held.lost:
+        return
     tell(
         task_lock_released,
         logging.DEBUG,

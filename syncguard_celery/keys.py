@@ -81,6 +81,7 @@ class _Template:
 
     def __init__(self, template: str, signature: inspect.Signature) -> None:
         self._pieces: list[tuple[str, str | None]] = []
+        self._takes_any = _names(signature) is None
         names = _names(signature)
         try:
             parsed = list(_FORMATTER.parse(template))
@@ -96,12 +97,14 @@ class _Template:
             raise refused("the key template is empty")
 
     def __call__(self, bound: inspect.BoundArguments) -> str:
-        values = _by_name(bound)
+        values = _by_name(bound) if self._takes_any else bound.arguments
         text = ""
         for literal, field in self._pieces:
             text += literal
             if field is not None:
-                text += _value(field, values)
+                value = values.get(field)
+                plain = type(value) is str or type(value) is int
+                text += str(value) if plain else _value(field, values)
         return normalize_and_validate_key(text)
 
 

@@ -26,6 +26,11 @@ task_lock_lost = Signal(name="task_lock_lost", providing_args=_FACTS)
 task_lock_released = Signal(name="task_lock_released", providing_args=_FACTS)
 
 
+def listening(signal: Signal, level: int) -> bool:
+    """Whether anybody wants to know."""
+    return bool(signal.receivers) or logger.isEnabledFor(level)
+
+
 def tell(
     signal: Signal,
     level: int,
@@ -39,11 +44,10 @@ def tell(
     **more: object,
 ) -> None:
     """Log one line, and tell the receivers; if nobody listens, nothing is done, no key hashed."""
-    logged = logger.isEnabledFor(level)
-    if not logged and not signal.receivers:
+    if not listening(signal, level):
         return
     hashed = key_hash()
-    if logged:
+    if logger.isEnabledFor(level):
         logger.log(
             level,
             "Task %s[%s] %s (key %s, fence %s, waited %s ms, held %s ms)",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry
 
 from syncguard import LockError, LockLost
 from syncguard_celery import (
@@ -20,6 +24,10 @@ from syncguard_celery import (
     task_lock_lost,
     task_lock_released,
 )
+from syncguard_celery.calls import Call
+from syncguard_celery.exiting import _publish_retry, _release_unclaimed
+from syncguard_celery.publishing import _delay_ms
+from syncguard_celery.retrying import ends_in_retry
 
 
 @pytest.fixture
@@ -241,3 +249,139 @@ def test_no_key_and_no_lock_id_is_logged(settle, caplog, syncguard_backend):
     assert caplog.records
     assert "secret" not in caplog.text
     assert syncguard_backend.hash("invoice:secret") in caplog.text
+
+
+class TestRetryForeseen:
+    """``autoretry_for`` acts outside of the lock: whether it will has to be known before."""
+
+    @pytest.fixture
+    def call(self, app):
+        @app.task(
+            name="flaky",
+            shared=False,
+            autoretry_for=(OSError,),
+            dont_autoretry_for=(FileNotFoundError,),
+            max_retries=2,
+        )
+        def flaky(): ...
+
+        def make(retries=0, **request):
+            context = Context(id="x", retries=retries, called_directly=False, **request)
+            return Call(flaky.name, flaky, context, app)
+
+        flaky.name  # noqa: B018 - made now
+        return make
+
+    def test_errors_that_are_retried_and_those_that_are_not(self, call):
+        assert ends_in_retry(call(), OSError())
+        assert ends_in_retry(call(), Retry())
+        assert not ends_in_retry(call(), None)
+        assert not ends_in_retry(call(), ValueError())
+        assert not ends_in_retry(call(), FileNotFoundError())
+        assert not ends_in_retry(call(), Ignore())
+
+    def test_retries_that_are_used_up(self, call):
+        assert ends_in_retry(call(retries=1), OSError())
+        assert not ends_in_retry(call(retries=2), OSError())
+
+    def test_a_limit_for_this_run(self, call):
+        made = call(retries=2)
+        made.task.override_max_retries = 5
+        assert ends_in_retry(made, OSError())
+
+    def test_without_a_limit(self, call):
+        made = call(retries=99)
+        made.task.max_retries = None
+        assert ends_in_retry(made, OSError())
+
+    def test_a_direct_call_is_not_retried(self, call):
+        made = call()
+        made.request.called_directly = True
+        assert not ends_in_retry(made, OSError())
+
+
+def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backend):
+    @locked_task(app=app, name="unclaimed", key="k", at="publish")
+    def unclaimed(): ...
+
+    acquired = syncguard_backend.acquire("k", 20_000)
+    unclaimed.push_request(_syncguard_handed_on=acquired.lock_id)
+    _release_unclaimed(sender=unclaimed, task=unclaimed)
+    assert not syncguard_backend.is_locked("k")
+    _release_unclaimed(sender=unclaimed, task=unclaimed)
+    _release_unclaimed(sender=app.tasks["celery.map"], task=app.tasks["celery.map"])
+    unclaimed.pop_request()
+
+
+def test_a_policy_that_does_not_exist_is_refused(app, syncguard_backend):
+    @locked_task(app=app, name="lost", key="k", on_contention=lambda: "whatever")
+    def task(): ...
+
+    with syncguard_backend.acquire("k", 20_000), pytest.raises(LockError, match="must choose"):
+        task()
+
+
+def test_a_policy_can_be_chosen_for_a_direct_call(app, syncguard_backend):
+    @locked_task(app=app, name="lost", key="k", on_contention=lambda: "skip", skip_result="no")
+    def task(): ...
+
+    with syncguard_backend.acquire("k", 20_000):
+        assert task() == "no"
+
+
+def test_an_interrupt_between_acquiring_and_running_leaves_no_lock(
+    app, syncguard_backend, monkeypatch
+):
+    @locked_task(app=app, name="struck", key="k")
+    def task(): ...
+
+    def strike(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("syncguard_celery.entering.remember", strike)
+    with pytest.raises(KeyboardInterrupt):
+        task()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_an_interrupt_while_letting_go_leaves_no_lock(app, syncguard_backend, monkeypatch):
+    @locked_task(app=app, name="struck", key="k")
+    def task(): ...
+
+    def strike(*_args, **_options):
+        raise SystemExit
+
+    monkeypatch.setattr("syncguard_celery.exiting._prepare", strike)
+    with pytest.raises(SystemExit):
+        task()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monkeypatch):
+    published = []
+
+    @locked_task(app=app, name="broken", key="k", at="publish", bind=True)
+    def broken(self): ...
+
+    holding = SimpleNamespace(
+        retry=(lambda: published.append(1) or 1 / 0, 0.0),
+        backend=syncguard_backend,
+        call=Call("broken", broken, Context(id="x"), app),
+    )
+    acquired = syncguard_backend.acquire("k", 20_000)
+    holding.call.request.__dict__["_syncguard_handed_on"] = acquired.lock_id
+    with pytest.raises(Reject):
+        _publish_retry(holding)
+    assert published
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_eta_and_countdown_add_to_the_time_that_a_lock_waits(app):
+    @app.task(name="timed", shared=False)
+    def timed(): ...
+
+    soon = app.now() + datetime.timedelta(seconds=60)
+    for options in ({"countdown": 60}, {"eta": soon}, {"eta": soon.isoformat()}):
+        assert 50_000 < _delay_ms(timed, options) <= 60_000
+    assert _delay_ms(timed, {"countdown": -5}) == 0
+    assert _delay_ms(timed, {}) == 0

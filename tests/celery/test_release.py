@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import celery
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
 from celery.exceptions import TaskRevokedError
@@ -66,6 +67,8 @@ def test_on_warm_shutdown_after_the_task_has_ended(start_worker, workshop, scene
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_on_cold_shutdown(start_worker, workshop, scene, is_free, eventually, pool):
+    if pool == "solo" and celery.VERSION < (5, 5):
+        pytest.skip("before Celery 5.5 a solo worker ends its task before it ends")
     worker = start_worker(pool, 1)
     workshop.ending.apply_async((scene.name, "sleep"), queue=worker.queue)
     scene.seen("enter")
