@@ -17,7 +17,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from pages import DOCS, ROOT, code_spans, name_of, pages
+from pages import DOCS, ROOT, blocks_of, code_spans, name_of, pages
+
+from syncguard import LockInfo, hash_key
+from syncguard.redis import ServerReport
 
 PACKAGES = ("syncguard", "syncguard_django", "syncguard_celery")
 SITE = Path(__file__).parent / "shopsite"
@@ -222,8 +225,6 @@ def test_the_settings_page_lists_every_key_with_its_default():
 
 
 def test_the_example_of_the_settings_page_is_accepted():
-    from pages import blocks_of
-
     from syncguard_django.configuration import read
 
     names: dict[str, object] = {}
@@ -237,6 +238,32 @@ def test_the_commands_page_lists_every_option(command):
     section = text.split(f"## `{command}`")[1].split("\n## ")[0]
     listed = set(re.findall(r"^\| `(--[a-z-]+)", section, re.MULTILINE))
     assert listed == options_of(command) - {"--noinput"}
+
+
+def test_the_commands_page_shows_what_the_command_prints():
+    from syncguard_django.inspection import Health, LiveLock
+    from syncguard_django.rendering import health_lines, table
+
+    hashes = (hash_key("invoice:42"), "7a949f234ebb7c49ead7c2d5")
+    info = LockInfo(*hashes, 30_000, 0, "000000000000034", "shop.tasks.settle[c1f5]@web1")
+    lock = LiveLock("default", info, held_ms=4_000, remaining_ms=26_000)
+    report = ServerReport(
+        server="redis",
+        version="7.0.15",
+        round_trip_ms=0.4,
+        clock_offset_ms=-0.1,
+        aof=False,
+        rdb=False,
+        maxmemory_policy="noeviction",
+        role="primary",
+        fence_floor=False,
+    )
+    checked = ["default: warnings", *health_lines(Health("default", report, 1, 1))]
+    checked += [f"  warning: {finding}" for finding in report.findings]
+
+    listed, health = blocks_of("output", DOCS / "reference/commands.md")
+    assert listed.text.splitlines() == table([lock], with_alias=False)
+    assert health.text.splitlines() == checked
 
 
 def test_all_commands_are_on_the_commands_page():
