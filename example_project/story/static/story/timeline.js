@@ -4,7 +4,7 @@
 
 const Timeline = (() => {
   const LEFT = 108, RIGHT = 16, NOTES = 215, TOP = 30, LANE = 40, BAR = 22, AXIS = 26, MIN_LANES = 4;
-  const SHORTEST_MS = 4000;
+  const SHORTEST_MS = 2500, CLOSEST_LABELS = 52;
 
   const short = (fence) => fence.replace(/^0+(?=\d)/, "");
 
@@ -121,7 +121,8 @@ const Timeline = (() => {
   }
 
   function drawAxis(svg, x, started, span, bottom) {
-    const step = [500, 1000, 2000, 5000, 10000].find((ms) => span / ms <= 12) ?? 20000;
+    const pixels = x(started + 1) - x(started);
+    const step = [500, 1000, 2000, 5000, 10000].find((ms) => ms * pixels >= CLOSEST_LABELS) ?? 20000;
     for (let ms = 0; ms <= span; ms += step) {
       const at = x(started + ms);
       element(svg, "line", { class: "grid", x1: at, x2: at, y1: TOP, y2: bottom });
