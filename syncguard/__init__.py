@@ -16,7 +16,7 @@ from syncguard.constants import (
 from syncguard.diagnostics import get_by_id, get_by_id_raw, get_by_key, get_by_key_raw, owns
 from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
 from syncguard.handles import Acquired
-from syncguard.held import Held
+from syncguard.held import Held, OnLost
 from syncguard.keys import (
     format_fence,
     generate_lock_id,
@@ -36,8 +36,10 @@ from syncguard.types import (
     LockInfo,
     LockInfoDebug,
     NotAdopted,
+    OnReleaseError,
     ReleaseErrorContext,
     ReleaseResult,
+    Signal,
     has_fence,
 )
 
@@ -64,8 +66,11 @@ __all__ = [
     "LockInfoDebug",
     "LockLost",
     "NotAdopted",
+    "OnLost",
+    "OnReleaseError",
     "ReleaseErrorContext",
     "ReleaseResult",
+    "Signal",
     "format_fence",
     "generate_lock_id",
     "get_by_id",

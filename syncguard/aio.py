@@ -19,7 +19,7 @@ from syncguard.diagnostics import aget_by_key_raw as get_by_key_raw
 from syncguard.diagnostics import aowns as owns
 from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
 from syncguard.handles import AsyncAcquired
-from syncguard.held import Held
+from syncguard.held import Held, OnLost
 from syncguard.keys import (
     format_fence,
     generate_lock_id,
@@ -37,8 +37,10 @@ from syncguard.types import (
     LockInfo,
     LockInfoDebug,
     NotAdopted,
+    OnReleaseError,
     ReleaseErrorContext,
     ReleaseResult,
+    Signal,
     has_fence,
 )
 
@@ -65,8 +67,11 @@ __all__ = [
     "LockInfoDebug",
     "LockLost",
     "NotAdopted",
+    "OnLost",
+    "OnReleaseError",
     "ReleaseErrorContext",
     "ReleaseResult",
+    "Signal",
     "format_fence",
     "generate_lock_id",
     "get_by_id",

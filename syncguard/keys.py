@@ -11,7 +11,9 @@ import hashlib
 import hmac
 import re
 import secrets
+import struct
 import unicodedata
+from operator import mul
 from typing import Final
 
 from syncguard.constants import (
@@ -25,6 +27,11 @@ from syncguard.errors import invalid_argument
 
 _LOCK_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 _MASK: Final = 0xFFFFFFFF
+_HASHES: Final = ((31, 1), (127, 3), (2047, 7))
+_BLOCK: Final = 512
+_POWERS: Final = {
+    base: [pow(base, _BLOCK - 1 - n, 1 << 32) for n in range(_BLOCK)] for base, _ in _HASHES
+}
 _DIGEST_BYTES: Final = 16
 _KEY_TOO_LONG: Final = f"a key must have at most {MAX_KEY_LENGTH_BYTES} bytes of UTF-8"
 
@@ -84,14 +91,20 @@ def hash_key(value: str) -> str:
     """
     if not isinstance(value, str):
         raise invalid_argument(f"only a str can be hashed, not {type(value).__name__}")
-    units = unicodedata.normalize("NFC", value).encode("utf-16-le", "surrogatepass")
-    h1 = h2 = h3 = 0
-    for low, high in zip(units[::2], units[1::2], strict=True):
-        unit = low | high << 8
-        h1 = (31 * h1 + unit) & _MASK
-        h2 = (127 * h2 + 3 * unit) & _MASK
-        h3 = (2047 * h3 + 7 * unit) & _MASK
+    encoded = unicodedata.normalize("NFC", value).encode("utf-16-le", "surrogatepass")
+    units = struct.unpack(f"<{len(encoded) // 2}H", encoded)
+    h1, h2, h3 = (factor * _polynomial(base, units) & _MASK for base, factor in _HASHES)
     return f"{h1:08x}{h2:08x}{h3:08x}"
+
+
+def _polynomial(base: int, units: tuple[int, ...]) -> int:
+    """``h = base * h + unit`` over the units, modulo 2^32: as a product, which runs in C."""
+    total = 0
+    for start in range(0, len(units), _BLOCK):
+        block = units[start : start + _BLOCK]
+        powers = _POWERS[base][_BLOCK - len(block) :]
+        total = total * pow(base, len(block), 1 << 32) + sum(map(mul, block, powers))
+    return total
 
 
 def keyed_hash(secret: bytes, value: str) -> str:
