@@ -39,6 +39,9 @@ from syncguard_celery.signals import (
     tell,
 )
 
+_GLIMPSES = 5
+"""How often a holder may slip away before it counts as one."""
+
 _PREDECESSOR_WAIT_MS = 5_000
 """How long to wait for one's own predecessor before looking again whether it is still there."""
 
@@ -131,14 +134,19 @@ class Entering:
 
     def _contend(self, key: str) -> Holding | Skipped:
         call, options = self._call, self._options
-        info = self.backend.lookup(key=key)
         predecessor = fences_in(luggage_of(call.request), "after").get(key_digest(key))
-        while info is not None and info.fence == predecessor:
-            # Our own last run is still on its way out: not contention, whatever the policy.
-            holding = self._wait(key, patient(_PREDECESSOR_WAIT_MS))
-            if holding is not None:
-                return holding
+        for _ in range(_GLIMPSES):
             info = self.backend.lookup(key=key)
+            if info is None:
+                # It let go between our attempt and our look: that is not contention.
+                answer = self.backend.acquire(key, options.ttl_ms, holder=self._label)
+                if answer.ok:
+                    return self._hold(key, answer)
+            elif info.fence == predecessor:
+                # Our own last run is still on its way out: not contention, whatever the policy.
+                return self._outwait(key, predecessor)
+            else:
+                break
         error = contended(self.backend, key, info)
         policy = self._policy()
         self._tell_contended(key, error, policy)
@@ -155,6 +163,13 @@ class Entering:
         holding = self._wait(key, acquisition)
         if holding is None:
             raise contended(self.backend, key, self.backend.lookup(key=key))
+        return holding
+
+    def _outwait(self, key: str, predecessor: str) -> Holding | Skipped:
+        while (holding := self._wait(key, patient(_PREDECESSOR_WAIT_MS))) is None:
+            info = self.backend.lookup(key=key)
+            if info is not None and info.fence != predecessor:
+                return self._contend(key)  # somebody was quicker
         return holding
 
     def _policy(self) -> Policy:

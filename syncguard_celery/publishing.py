@@ -60,12 +60,21 @@ def apply_async(
         **options,
     )
     locked: LockedFunction = locked_function(self)
-    if suspended() or self.app.conf.task_always_eager:
+    if suspended():
         return publish(task_id=task_id)
-    if task_id is not None and republishes(self.name, task_id):
+    again = task_id is not None and republishes(self.name, task_id)
+    if locked.options.at == "run":
+        if not again and not locked.key_is_computed and not _has_pydantic(self):
+            # A key that cannot be made is an error here, not in some worker. One that is
+            # computed may be costly, or need arguments as only the worker has them.
+            locked.key_for_task(self, args or (), kwargs or {})
+        return publish(task_id=task_id)
+    if self.app.conf.task_always_eager:
+        return publish(task_id=task_id)
+    if task_id is not None and again:
         return _publish_again(self, locked, publish, task_id, options)
-    key = _key(self, locked, args or (), kwargs or {})
-    if key is None or locked.options.at == "run":
+    key = locked.key_for_task(self, args or (), kwargs or {})
+    if key is None:
         return publish(task_id=task_id)
     return _publish_once(self, locked, publish, key, task_id, _delay_ms(self, options))
 
@@ -78,15 +87,6 @@ def _next_apply_async(task: Task[..., Any]) -> Publish:
             publish: Publish = base.apply_async
             return publish
     raise AssertionError("the task's class lost its apply_async")
-
-
-def _key(
-    task: Task[..., Any], locked: LockedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
-    """The key, so that one that cannot be made is an error here and not in some worker."""
-    if locked.options.at == "run" and (locked.key_is_computed or _has_pydantic(task)):
-        return None  # may be costly, or need arguments as only the worker has them
-    return locked.key_for_task(task, args, kwargs)
 
 
 def _has_pydantic(task: Any) -> bool:
@@ -151,7 +151,7 @@ def _publish_again(
     publish = functools.partial(publish, task_id=task_id)
     request: Any = task.request
     is_retry = options.get("retries", 0) > request.retries
-    if not is_retry or locked.options.at != "publish":
+    if not is_retry:
         return publish()
     delay_ms = _delay_ms(task, options)
     holding = innermost()

@@ -15,7 +15,7 @@ from syncguard import LockLost
 from syncguard_celery.calls import MARK, call_of
 from syncguard_celery.entering import Entering, Skipped
 from syncguard_celery.exiting import leave, release_again
-from syncguard_celery.holding import Holding, enclosing, push
+from syncguard_celery.holding import Holding, enclosing, innermost, push
 from syncguard_celery.keys import Binder, key_maker
 from syncguard_celery.losing import undisturbed
 from syncguard_celery.options import KeySource, LockOptions, refused
@@ -66,7 +66,7 @@ class LockedFunction:
         if suspended():
             return self.function(*args, **kwargs)
         call = call_of(self, self.name, self._app)
-        outer = [holding.interrupt for holding in enclosing()]
+        outer = [holding.interrupt for holding in enclosing()] if innermost() else []
         entering = Entering(
             call, self.options, lambda: self._binder.bind(args, kwargs), self._make_key
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import chain, chord, group
 
 from syncguard_celery import LockContended
@@ -143,3 +144,9 @@ def test_the_minimum_holds_for_a_task_that_failed(prefork, workshop, scene, lock
     with pytest.raises(ValueError, match=scene.name):
         result.get(timeout=30)
     assert locks.is_locked(f"visit:{scene.name}")
+
+
+def test_a_time_limit_ends_the_waiting(prefork, workshop, scene, occupied):
+    second = workshop.waiting.apply_async((scene.name,), queue=prefork.queue, soft_time_limit=0.5)
+    with pytest.raises(SoftTimeLimitExceeded):
+        second.get(timeout=30)

@@ -385,3 +385,46 @@ def test_eta_and_countdown_add_to_the_time_that_a_lock_waits(app):
         assert 50_000 < _delay_ms(timed, options) <= 60_000
     assert _delay_ms(timed, {"countdown": -5}) == 0
     assert _delay_ms(timed, {}) == 0
+
+
+def test_a_holder_that_slips_away_is_no_contention(app, syncguard_backend):
+    """It lets go between the attempt and the look at it: even "fail" then gets the lock."""
+
+    class Slippery:
+        """A backend whose first attempt is refused, as if somebody had held the lock just then."""
+
+        refusals = 1
+
+        def __getattr__(self, name):
+            return getattr(syncguard_backend, name)
+
+        def acquire(self, *args, **options):
+            if self.refusals:
+                self.refusals -= 1
+                with syncguard_backend.acquire(*args, **options):
+                    return syncguard_backend.acquire(*args, **options)
+            return syncguard_backend.acquire(*args, **options)
+
+    @locked_task(app=app, name="slip", key="k", backend=Slippery(), on_contention="fail")
+    def task():
+        return current_fence()
+
+    assert task() == "000000000000002"
+
+
+def test_djangos_settings_give_the_backend(app, syncguard_redis, settings):
+    settings.SYNCGUARD = {
+        "default": {"BACKEND": "syncguard.redis.RedisBackend", "LOCATION": syncguard_redis.url},
+        "other": {
+            "BACKEND": "syncguard.redis.RedisBackend",
+            "LOCATION": syncguard_redis.url,
+            "KEY_PREFIX": "other",
+        },
+    }
+
+    @locked_task(app=app, name="django", key="k", using="other")
+    def task():
+        with syncguard_redis.client() as client:
+            return client.exists("other:k")
+
+    assert task() == 1
