@@ -44,6 +44,7 @@ _FENCE = re.compile(r"^(?P<indent> *)(?P<mark>`{3,}|~{3,})(?P<info>.*)$")
 _COMMENT = re.compile(r"^<!-- test: (?P<words>[^>]+) -->$")
 _HEADING = re.compile(r"^#{1,6} (?P<title>.+?)\s*$")
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\((?P<target>[^)\s]+)\)")
+_ATTRIBUTE = re.compile(r"\b(?:src|srcset|href)=\"(?P<target>[^\"]+)\"")
 _SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
@@ -121,7 +122,8 @@ def prose(page: Path) -> str:
 
 def links(page: Path) -> list[str]:
     """The targets of links and images, without those inside code."""
-    return [match["target"] for match in _LINK.finditer(_SPAN.sub("`code`", prose(page)))]
+    text = _SPAN.sub("`code`", prose(page))
+    return [match["target"] for form in (_LINK, _ATTRIBUTE) for match in form.finditer(text)]
 
 
 def code_spans(page: Path) -> list[str]:
