@@ -8,6 +8,7 @@ value in an error: it may be a secret.
 from __future__ import annotations
 
 import inspect
+import re
 import string
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from syncguard import normalize_and_validate_key
 from syncguard_celery.options import KeySource, refused
 
 _FORMATTER: Final = string.Formatter()
+_FIELD: Final = re.compile(r"(?P<name>[^.\[\]]*)(?P<steps>(\.[^.\[\]]+|\[[^\[\]]+\])*)")
 
 
 class KeyMaker(Protocol):
@@ -162,16 +164,15 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, object]:
 
 
 def _check_field(field: str, names: set[str] | None) -> None:
-    try:
-        name, rest = string._string.formatter_field_name_split(field)  # type: ignore[attr-defined]
-        steps = list(rest)
-    except ValueError as error:
-        raise refused(f"the key template is malformed: {error}") from None
-    if not isinstance(name, str) or not name.isidentifier():
+    match = _FIELD.fullmatch(field)
+    if match is None:
+        raise refused("the key template is malformed: only {name}, {name.attribute}, {name[item]}")
+    name = match["name"]
+    if not name.isidentifier():
         raise refused("a key template names the task's arguments: {invoice_id}, not {} or {0}")
     if names is not None and name not in names:
         raise refused(f"the key template uses {{{name}}}, but the task has no such argument")
-    if any(is_attribute and str(step).startswith("_") for is_attribute, step in steps):
+    if "._" in match["steps"]:
         raise refused("a key template does not reach into private attributes")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import ContextDecorator
 
 _depth: list[None] = []
 
@@ -13,10 +12,11 @@ def suspended() -> bool:
     return bool(_depth)
 
 
-@contextlib.contextmanager
-def suspending() -> Iterator[None]:
-    _depth.append(None)
-    try:
-        yield
-    finally:
+class Suspension(ContextDecorator):
+    """For a ``with`` block or, as a decorator, for a function. They nest."""
+
+    def __enter__(self) -> None:
+        _depth.append(None)
+
+    def __exit__(self, *_exc: object) -> None:
         _depth.pop()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from syncguard_celery.calls import locked_function
 from syncguard_celery.running import LockedFunction
-from syncguard_celery.suspension import suspending
+from syncguard_celery.suspension import Suspension
 
 if TYPE_CHECKING:
     from celery.app.task import Task
@@ -15,12 +14,12 @@ if TYPE_CHECKING:
 __all__ = ["assert_locks", "assert_runs_unlocked", "lock_key", "unlocked"]
 
 
-def unlocked() -> AbstractContextManager[None]:
+def unlocked() -> Suspension:
     """Run locked tasks without their locks, in this process; no backend is needed.
 
     For a ``with`` block or, as a decorator, for a function. ``current_lock()`` is None meanwhile.
     """
-    return suspending()
+    return Suspension()
 
 
 def lock_key(task: Task[..., Any], /, *args: object, **kwargs: object) -> str | None:
