@@ -150,3 +150,12 @@ def test_a_time_limit_ends_the_waiting(prefork, workshop, scene, occupied):
     second = workshop.waiting.apply_async((scene.name,), queue=prefork.queue, soft_time_limit=0.5)
     with pytest.raises(SoftTimeLimitExceeded):
         second.get(timeout=30)
+
+
+def test_a_chord_waits_for_a_header_task_that_meets_contention(prefork, workshop, scene, occupied):
+    visiting = workshop.visiting.si(scene.name).set(queue=prefork.queue)
+    body = workshop.gather.s(f"visit:{scene.name}").set(queue=prefork.queue)
+    result = chord([visiting, visiting], body).delay()
+    scene.go()
+    assert result.get(timeout=60) is not None
+    assert scene.events() == ["enter", "leave"] * 3

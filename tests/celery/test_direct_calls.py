@@ -428,3 +428,33 @@ def test_djangos_settings_give_the_backend(app, syncguard_redis, settings):
             return client.exists("other:k")
 
     assert task() == 1
+
+
+def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend):
+    @locked_task(app=app, name="late", key="k", ttl_ms=20_000, on_lost="signal")
+    def late():
+        info = syncguard_backend.lookup(key="k")
+        syncguard_backend.force_release(
+            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+        )
+        assert syncguard_backend.acquire("k", 20_000).ok
+        return "done"
+
+    with pytest.raises(LockLost):
+        late()
+    assert syncguard_backend.lookup(key="k").fence == "000000000000002"
+
+
+def test_the_key_is_computed_once(app):
+    computed = []
+
+    def key(box):
+        computed.append(box)
+        return f"box:{len(box)}"
+
+    @locked_task(app=app, name="once", key=key)
+    def grow(box):
+        box.append("another")  # at the end the key would be another one
+
+    grow([])
+    assert len(computed) == 1
