@@ -63,6 +63,7 @@ def test_the_sdist_has_what_its_tests_and_its_documentation_need(built):
         names = {name.partition("/")[2] for name in archive.getnames()}
     wanted = ["README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "tox.ini", "mkdocs.yml"]
     assert {*wanted, ".ci/run", "docs/index.md", "tests/docs/pages.py"} <= names
+    assert "example_project/demo.py" in names
 
 
 def test_the_quick_start_runs_from_the_wheel_in_an_empty_environment(
