@@ -20,7 +20,7 @@ from syncguard import Acquired, LockBackend
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call, locked_function, republishes
 from syncguard_celery.exiting import handed_on, release_again
-from syncguard_celery.holding import innermost
+from syncguard_celery.holding import enclosing
 from syncguard_celery.labels import holder_label, task_id_in
 from syncguard_celery.propagation import attaching
 from syncguard_celery.running import LockedFunction
@@ -71,9 +71,9 @@ def apply_async(
         return publish(task_id=task_id)
     if self.app.conf.task_always_eager:
         return publish(task_id=task_id)
-    if task_id is not None and again:
-        return _publish_again(self, locked, publish, task_id, options)
     key = locked.key_for_task(self, args or (), kwargs or {})
+    if task_id is not None and again:
+        return _publish_again(self, locked, publish, key, task_id, options)
     if key is None:
         return publish(task_id=task_id)
     return _publish_once(self, locked, publish, key, task_id, _delay_ms(self, options))
@@ -144,6 +144,7 @@ def _publish_again(
     task: Task[..., Any],
     locked: LockedFunction,
     publish: Publish,
+    key: str | None,
     task_id: str,
     options: dict[str, Any],
 ) -> AsyncResult[Any]:
@@ -154,8 +155,10 @@ def _publish_again(
     if not is_retry:
         return publish()
     delay_ms = _delay_ms(task, options)
-    holding = innermost()
-    if holding is not None and holding.call.request is request and holding.retry is None:
+    holding = next((own for own in enclosing() if own.call.request is request), None)
+    if holding is not None and holding.key != key:
+        return publish()  # its arguments were changed: this lock would be the wrong one
+    if holding is not None and holding.retry is None:
         # The task still runs, under the lock that the retry is to have. It is published when the
         # task has ended: no retry may begin before.
         holding.retry = (publish, delay_ms)

@@ -180,6 +180,16 @@ def test_a_retry_does_not_begin_before_its_predecessor_has_ended(prefork, worksh
     assert scene.events() == ["enter", "leave"] * 2
 
 
+def test_a_retry_with_other_arguments_has_another_lock(
+    prefork, workshop, scene, lock_of, eventually
+):
+    other = f"other-{scene.name}"
+    result = workshop.unique_moving.apply_async((scene.name, other), queue=prefork.queue)
+    assert result.get(timeout=30)
+    assert scene.notes(other)[0]["locked"]
+    eventually(lambda: lock_of() is None)
+
+
 def test_a_duplicate_of_a_task_in_its_countdown_returns_its_result(prefork, workshop, scene):
     first = workshop.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
     scene.seen("enter")

@@ -27,6 +27,8 @@ from syncguard_celery import (
     locked,
     locked_task,
 )
+from syncguard_celery.backends import backend_of
+from syncguard_celery.options import LockOptions
 
 BROKER = os.environ["WORKSHOP_BROKER"]
 LOCKS = os.environ["WORKSHOP_LOCKS"]
@@ -357,6 +359,15 @@ def unique_retrying(self, name, countdown=0, throw=True):
     return self.request.retries
 
 
+@locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
+def unique_moving(self, name, then):
+    """Its retry has other arguments, and so another key."""
+    note(name, "enter", locked=bool(current_lock() and is_locked(f"unique:{name}")))
+    if then:
+        raise self.retry(args=(then, None), countdown=0)
+    return current_fence()
+
+
 @locked_task(
     app=app,
     bind=True,
@@ -496,6 +507,10 @@ def stress(self, run, number, job, die=False):
 
 def rows_file() -> str:
     return os.path.join(os.environ["WORKSHOP_FOLDER"], "rows.sqlite")
+
+
+def is_locked(key: str) -> bool:
+    return backend_of(LockOptions(), app).is_locked(key)
 
 
 def redeliver_unacked(after_s: int) -> None:
