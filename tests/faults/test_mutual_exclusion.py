@@ -7,15 +7,14 @@ its fence to a log. Nothing but the lock protects the file.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import time
+import subprocess
+import sys
 from pathlib import Path
 
-import redis
 import redis.asyncio
 
-from syncguard import Acquisition, aio, lock
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard import Acquisition, aio
+from syncguard.redis import AsyncRedisBackend
 from syncguard.testing import RedisServer
 
 WORKERS = 8
@@ -45,29 +44,15 @@ class Ledger:
         assert fences == sorted(set(fences)), "a later write carried an earlier fence"
 
 
-def work(port: int, ledger: Ledger) -> None:
-    backend = RedisBackend(redis.Redis(port=port))
-    for _ in range(ROUNDS):
-        with lock(backend, "ledger", ttl_ms=30_000, acquisition=PATIENT) as held:
-            number = int(ledger.counter.read_text())
-            time.sleep(0.0005)
-            ledger.write(number + 1, held.fence)
-
-
 def test_eight_processes_lose_no_update_and_fences_increase_in_the_order_of_the_writes(
     syncguard_redis: RedisServer, tmp_path: Path
 ) -> None:
     ledger = Ledger(tmp_path)
-    spawn = multiprocessing.get_context("spawn")
-    workers = [
-        spawn.Process(target=work, args=(syncguard_redis.port, ledger)) for _ in range(WORKERS)
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    # A worker that met an AcquisitionTimeout would have ended with 1.
-    assert [worker.exitcode for worker in workers] == [0] * WORKERS
+    program = Path(__file__).with_name("ledger_worker.py")
+    arguments = [str(syncguard_redis.port), str(tmp_path), str(ROUNDS)]
+    workers = [subprocess.Popen([sys.executable, program, *arguments]) for _ in range(WORKERS)]
+    # A worker that met an AcquisitionTimeout would end with 1.
+    assert [worker.wait() for worker in workers] == [0] * WORKERS
     ledger.check(WORKERS * ROUNDS)
 
 
