@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,28 @@ def chromium(tmp_path_factory, access_log, live_server):  # noqa: ARG001 - it le
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(found[1]))
     yield driver
     driver.quit()
+
+
+@pytest.fixture(scope="session")
+def photograph(chromium):
+    """Takes pictures of whole pages, into the folder that ``SYNCGUARD_SCREENSHOTS`` names."""
+    folder = os.environ.get("SYNCGUARD_SCREENSHOTS")
+
+    def take(name):
+        if not folder:
+            return
+        into = Path(__file__).parents[2] / folder
+        into.mkdir(parents=True, exist_ok=True)
+        size = chromium.execute_script(
+            "return [document.body.scrollWidth, document.body.scrollHeight]"
+        )
+        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+        picture = chromium.execute_cdp_cmd(
+            "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+        )
+        (into / name).write_bytes(base64.b64decode(picture["data"]))
+
+    return take
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import os
 import re
 import signal
 import subprocess
@@ -101,23 +99,11 @@ class Page:
     def complaints(self):
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
-    def photograph(self, name):
-        folder = os.environ.get("SYNCGUARD_SCREENSHOTS")
-        if folder:
-            (ROOT / folder).mkdir(parents=True, exist_ok=True)
-            size = self.driver.execute_script(
-                "return [document.body.scrollWidth, document.body.scrollHeight]"
-            )
-            clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-            picture = self.driver.execute_cdp_cmd(
-                "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
-            )
-            (ROOT / folder / name).write_bytes(base64.b64decode(picture["data"]))
-
 
 @pytest.fixture(scope="module")
-def page(chromium, address):
+def page(chromium, address, photograph):
     page = Page(chromium, address)
+    page.photograph = photograph
     page.complaints()  # those of earlier tests
     yield page
     page.prefer("")
