@@ -222,7 +222,8 @@ class Calls:
 
 
 def _lock_id_in(bucket: str) -> str:
-    return bucket + generate_lock_id()[len(bucket) :]
+    lock_id = generate_lock_id()
+    return bucket + lock_id[1:] if bucket else lock_id
 
 
 def _display_hash(secret: str | bytes | None) -> Callable[[str], str]:
