@@ -46,6 +46,13 @@ async def cancelled_at_every_point(
     raise AssertionError("the operation never finished")
 
 
+async def everything_else_is_done() -> None:
+    deadline = time.monotonic() + 20
+    while asyncio.all_tasks() - {asyncio.current_task()}:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 def test_a_cancelled_acquire_leaves_no_lock_behind(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         async with backend_on(syncguard_redis) as backend:
@@ -169,10 +176,7 @@ def test_a_cancellation_waits_for_a_hanging_redis_only_so_long_and_undoes_later(
                 # Over although Redis hangs: whoever cancels must not wait for ever.
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.wait_for(task, 20)
-            deadline = time.monotonic() + 20
-            while asyncio.all_tasks() - {asyncio.current_task()}:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.005)
+            await everything_else_is_done()
             assert not await backend.is_locked("k")
 
     asyncio.run(main())
@@ -195,10 +199,7 @@ def test_an_acquire_that_fails_while_it_is_cancelled_is_undone_later(
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.wait_for(task, 20)
-            deadline = time.monotonic() + 20
-            while asyncio.all_tasks() - {asyncio.current_task()}:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.005)
+            await everything_else_is_done()
             assert not await backend.is_locked("k")
 
     asyncio.run(main())

@@ -144,10 +144,7 @@ def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> 
         backend.close()
 
 
-def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
-    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
+def lose_the_next_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     read = redis.Connection.read_response
     lost = [redis.ConnectionError("the reply was lost")]
 
@@ -157,10 +154,17 @@ def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
             raise lost.pop()
         return reply
 
+    monkeypatch.setattr(redis.Connection, "read_response", lose_one)
+
+
+def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
     with pytest.raises(LockLost):
         with lock(backend, "k", ttl_ms=30_000) as held:
             syncguard_redis.client().set("syncguard:k", '{"lockId":"other","expiresAtMs":9e15}')
-            monkeypatch.setattr(redis.Connection, "read_response", lose_one)
+            lose_the_next_reply(monkeypatch)
     monkeypatch.undo()
     assert held.lost
     backend.close()
@@ -170,17 +174,8 @@ def test_a_release_whose_reply_was_lost_counts_as_done(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
-    read = redis.Connection.read_response
-    lost = [redis.ConnectionError("the reply was lost")]
-
-    def lose_one(self: redis.Connection, *args: object, **kwargs: object) -> object:
-        reply = read(self, *args, **kwargs)
-        if lost:
-            raise lost.pop()
-        return reply
-
     with lock(backend, "k", ttl_ms=30_000):
-        monkeypatch.setattr(redis.Connection, "read_response", lose_one)
+        lose_the_next_reply(monkeypatch)
     monkeypatch.undo()
     assert not backend.is_locked("k")
     backend.close()
