@@ -133,16 +133,16 @@ class Lock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held = self._held
         try:
+            held = self._held
             assert held is not None
             if held.in_forked_child:
                 return  # the parent's lock: neither to release nor to judge
             lost = self._let_go(held)
         except BaseException as interrupt:
-            if is_interrupt(interrupt) and held is not None:
+            if is_interrupt(interrupt) and self._held is not None:
                 with contextlib.suppress(LockError):
-                    self._leave(held)
+                    self._leave(self._held)
             raise
         finally:
             self._held = None

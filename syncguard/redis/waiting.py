@@ -127,8 +127,8 @@ class RedisWaiter:
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         call = self._backend.acquire_call(self._key, ttl_ms, holder, wait_ms)
-        answer = self._backend.run_acquire(call, ttl_ms)  # undoes itself if it is interrupted
         self._attempted = call.lock_id
+        answer = self._backend.run_acquire(call, ttl_ms)
         # Only now: an attempt that failed has not used the wake-up, and must pass it on.
         self._woken = False
         self._acquired = not isinstance(answer, Refusal)

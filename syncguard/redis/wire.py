@@ -24,9 +24,6 @@ T = TypeVar("T")
 FRESH_FOR_S: Final = 1.0
 """A spare connection that lay longer than this goes through the pool, which checks its health."""
 
-_ALIVE_FOR_S: Final = 0.01
-"""A connection that answered this short a time ago is taken for alive without a look."""
-
 _pack: Final = packer()
 _LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 
@@ -88,10 +85,8 @@ class Wire:
             # A forked child: the socket is the parent's. The pool starts afresh here too.
             return take(self._pool), False
         try:
-            lay_s = time.monotonic() - given_at
-            if lay_s <= FRESH_FOR_S and not (
-                checked and lay_s > _ALIVE_FOR_S and has_news(connection)
-            ):
+            lay_too_long = time.monotonic() - given_at > FRESH_FOR_S
+            if not lay_too_long and not (checked and has_news(connection)):
                 return connection, True
         except BaseException:
             self._pool.release(connection)

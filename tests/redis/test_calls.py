@@ -324,5 +324,5 @@ def test_no_script_deletes_or_expires_a_fence_counter(script):
 def test_locks_are_written_with_their_ttl_in_one_command(script):
     writes = [line for line in script.text.splitlines() if "redis.call('SET'" in line]
     for line in writes:
-        assert "'PX'" in line or "KEYS[3]" in line
+        assert "'PXAT'" in line or "'PX'" in line or "KEYS[3]" in line
     assert "'EXPIRE'" not in script.text

@@ -66,7 +66,8 @@ local expiresAtMs = nowMs + ARGV[2]
 local expiry = string.format('%.0f', expiresAtMs)
 local record = ARGV[4] .. ',"expiresAtMs":' .. expiry
   .. string.format(',"acquiredAtMs":%.0f,"fence":"%s"}', nowMs, fence)
-redis.call('SET', KEYS[1], record, 'PX', ARGV[2])
-redis.call('SET', KEYS[2], KEYS[1], 'PX', ARGV[2])
+-- PXAT, not PX: on Redis 6.2 the clock may tick between two relative expiries.
+redis.call('SET', KEYS[1], record, 'PXAT', expiry)
+redis.call('SET', KEYS[2], KEYS[1], 'PXAT', expiry)
 redis.call('ZADD', KEYS[4], expiry, KEYS[1])
 return {1, fence, expiresAtMs}

@@ -41,8 +41,9 @@ data.expiresAtMs = nowMs + ARGV[3]
 if ARGV[4] ~= '' then
   data.holder = ARGV[4]
 end
-redis.call('SET', lockKey, cjson.encode(data), 'PX', ARGV[3])
+local expiry = string.format('%.0f', data.expiresAtMs)
+redis.call('SET', lockKey, cjson.encode(data), 'PXAT', expiry)
 redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[2], lockKey, 'PX', ARGV[3])
-redis.call('ZADD', KEYS[3], data.expiresAtMs, lockKey)
+redis.call('SET', KEYS[2], lockKey, 'PXAT', expiry)
+redis.call('ZADD', KEYS[3], expiry, lockKey)
 return {1, data.fence, data.expiresAtMs, data.key}

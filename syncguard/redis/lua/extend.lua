@@ -26,7 +26,8 @@ if data.expiresAtMs <= nowMs then
   return -2
 end
 data.expiresAtMs = nowMs + ARGV[2]
-redis.call('SET', lockKey, cjson.encode(data), 'PX', ARGV[2])
-redis.call('SET', KEYS[1], lockKey, 'PX', ARGV[2])
-redis.call('ZADD', KEYS[2], data.expiresAtMs, lockKey)
+local expiry = string.format('%.0f', data.expiresAtMs)
+redis.call('SET', lockKey, cjson.encode(data), 'PXAT', expiry)
+redis.call('SET', KEYS[1], lockKey, 'PXAT', expiry)
+redis.call('ZADD', KEYS[2], expiry, lockKey)
 return {1, data.expiresAtMs}
