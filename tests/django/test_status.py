@@ -145,6 +145,14 @@ def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
 
 
 @pytest.mark.usefixtures("backend")
+def test_an_id_or_a_key_that_begins_with_a_dash_is_not_taken_for_an_option():
+    """One lock id in 64 does."""
+    locks["default"].acquire("--key", ttl_ms=60_000, holder="me")
+    assert "me" in run("--key", "--key").out
+    assert run("--lock-id", "-" * 22).err == ""
+
+
+@pytest.mark.usefixtures("backend")
 def test_a_malformed_lock_id_is_one_line():
     result = run("--lock-id", "short")
     assert result.code == 2

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
 
 from syncguard_django import inspection, rendering
@@ -34,6 +34,15 @@ _ERASE_LINE: Final = "\x1b[K"
 class Command(BaseCommand):
     help = "Shows the live locks, sanitized, or checks the Redis behind them."
     requires_system_checks = (TAG,)
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parse = parser.parse_args
+        # One lock id in 64 begins with a dash, and a key may: not to be taken for options.
+        parser.parse_args = lambda args=None, namespace=None: parse(  # type: ignore[assignment, method-assign]
+            None if args is None else _values_joined(args), namespace
+        )
+        return parser
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
@@ -199,3 +208,14 @@ def _seconds(text: str) -> float:
     if not 0.1 <= value <= 86_400:
         raise ArgumentTypeError("must be a number of seconds, at least 0.1")
     return value
+
+
+def _values_joined(arguments: Sequence[str]) -> list[str]:
+    """``--lock-id -x`` as ``--lock-id=-x``, which argparse reads as it was meant."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] in ("--lock-id", "--key"):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
