@@ -8,7 +8,6 @@ no lock behind.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
@@ -16,6 +15,7 @@ from syncguard import async_heartbeat as heartbeat
 from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.backend import AsyncLockBackend, Refusal, check_signal
 from syncguard.cancellation import settle
+from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
@@ -81,16 +81,12 @@ def hold(
     on_release_error: OnReleaseError | None = None,
 ) -> AsyncLock:
     """Hold a lock that is acquired already, for one block: for what ``adopt`` returns."""
-    options = Options(
-        acquired.key,
-        acquired.ttl_ms,
-        DEFAULT_ACQUISITION,
-        auto_extend,
-        max_hold_ms,
-        None,
-        on_lost,
-        on_release_error,
-        None,
+    options = Options.for_grant(
+        acquired,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        on_lost=on_lost,
+        on_release_error=on_release_error,
     )
     return AsyncLock(backend, options, acquired)
 
@@ -158,7 +154,7 @@ class AsyncLock:
 
     async def _acquire(self) -> AsyncAcquired:
         options = self._options
-        steps: Acquiring[AsyncAcquired] = acquiring(options.acquisition, _monotonic_ms)
+        steps: Acquiring[AsyncAcquired] = acquiring(options.acquisition, monotonic_ms)
         waiter = open_async_waiter(self._backend, options.key)
         acquired: AsyncAcquired | None = None
         try:
@@ -231,7 +227,3 @@ class AsyncLockable:
             on_release_error=on_release_error,
             signal=signal,
         )
-
-
-def _monotonic_ms() -> float:
-    return time.monotonic() * 1000

@@ -10,7 +10,13 @@ import time
 
 from syncguard.constants import TIME_TOLERANCE_MS
 
-__all__ = ["TIME_TOLERANCE_MS", "holder_clock_ms", "is_live", "redis_server_time_ms"]
+__all__ = [
+    "TIME_TOLERANCE_MS",
+    "holder_clock_ms",
+    "is_live",
+    "monotonic_ms",
+    "redis_server_time_ms",
+]
 
 
 def is_live(expires_at_ms: int, now_ms: int, tolerance_ms: int = TIME_TOLERANCE_MS) -> bool:
@@ -37,3 +43,8 @@ else:  # pragma: no cover - Linux has CLOCK_BOOTTIME; macOS's monotonic clock ru
     def holder_clock_ms() -> float:
         """The holder's own clock, in milliseconds; never set back."""
         return time.monotonic_ns() / 1e6
+
+
+def monotonic_ms() -> float:
+    """The plain monotonic clock, in milliseconds: for waiting, which suspend may well prolong."""
+    return time.monotonic() * 1000

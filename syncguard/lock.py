@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from syncguard import heartbeat
 from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
+from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
@@ -85,16 +85,12 @@ def hold(
     on_release_error: OnReleaseError | None = None,
 ) -> Lock:
     """Hold a lock that is acquired already, for one ``with`` block: for what ``adopt`` returns."""
-    options = Options(
-        acquired.key,
-        acquired.ttl_ms,
-        DEFAULT_ACQUISITION,
-        auto_extend,
-        max_hold_ms,
-        None,
-        on_lost,
-        on_release_error,
-        None,
+    options = Options.for_grant(
+        acquired,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        on_lost=on_lost,
+        on_release_error=on_release_error,
     )
     return Lock(backend, options, acquired)
 
@@ -185,7 +181,7 @@ class Lock:
 
     def _acquire(self, waiter: Waiter) -> Acquired:
         options = self._options
-        steps: Acquiring[Acquired] = acquiring(options.acquisition, _monotonic_ms)
+        steps: Acquiring[Acquired] = acquiring(options.acquisition, monotonic_ms)
         try:
             answer: Acquired | Refusal | bool | None = None
             while True:
@@ -254,7 +250,3 @@ class Lockable:
             on_release_error=on_release_error,
             signal=signal,
         )
-
-
-def _monotonic_ms() -> float:
-    return time.monotonic() * 1000

@@ -62,6 +62,29 @@ class Options:
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
             check_signal(self.signal)  # says what is wrong with it
 
+    @classmethod
+    def for_grant(
+        cls,
+        grant: Grant,
+        *,
+        auto_extend: bool,
+        max_hold_ms: int | None,
+        on_lost: OnLost | None,
+        on_release_error: OnReleaseError | None,
+    ) -> Options:
+        """For a lock that is held already: nothing about acquiring it matters any more."""
+        return cls(
+            grant.key,
+            grant.ttl_ms,
+            Acquisition(),
+            auto_extend,
+            max_hold_ms,
+            None,
+            on_lost,
+            on_release_error,
+            None,
+        )
+
     @property
     def watched(self) -> bool:
         """Whether the heartbeat has anything to do: to extend, or to tell."""

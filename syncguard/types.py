@@ -5,7 +5,7 @@ All are small and frozen. None of them shows a raw key or a lock id when printed
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeGuard, get_args
 
@@ -162,10 +162,6 @@ class NotAdopted:
 
 
 CONTENDED: Final = Contended()
-
-AcquireResult = "Acquired | Contended"
-AsyncAcquireResult = "AsyncAcquired | Contended"
-MaybeAwaitable = Awaitable[object] | object
 
 
 def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:
