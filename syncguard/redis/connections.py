@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import select
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -181,25 +180,11 @@ def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
     return None if seconds is None else float(seconds) * 1000
 
 
-def has_news(connection: Connection) -> bool:
-    """Whether a connection on which nothing was asked has something to say: it is closed."""
-    poll = select.poll()
-    try:
-        poll.register(fileno(connection), select.POLLIN)
-    except redis.ConnectionError:
-        return True
-    return bool(poll.poll(0))
-
-
 async def is_closed(connection: AsyncConnection) -> bool:
-    """The same for asyncio."""
+    """Whether the server has hung up on a connection that we kept."""
     await asyncio.sleep(0)  # the loop notices a closed socket only when it runs
     reader = getattr(connection, "_reader", None)
     return reader is None or reader.at_eof() or not connection.is_connected
-
-
-def fileno(connection: Connection) -> int:
-    return socket_of(connection).fileno()
 
 
 def socket_of(connection: Connection) -> socket.socket:

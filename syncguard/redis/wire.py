@@ -16,8 +16,9 @@ import redis
 from redis.exceptions import NoScriptError
 
 from syncguard.redis.calls import Call
-from syncguard.redis.connections import ROOMY, Connection, Pool, has_news, packer, shared, take
+from syncguard.redis.connections import ROOMY, Connection, Pool, packer, shared, socket_of, take
 from syncguard.redis.errors import FAULTS, lock_error
+from syncguard.redis.readiness import Look, Nearness, look_at
 
 T = TypeVar("T")
 
@@ -48,12 +49,13 @@ class Wire:
         self._keeps = pool.max_connections >= ROOMY
         # One for the pool, not one for each backend on it.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
+        self._nearness = shared(pool, "nearness", Nearness)
 
     def run(self, call: Call[T]) -> T:
         try:
-            connection, reused = self._take(checked=call.if_resent is not None)
+            connection, look = self._take(checked=call.if_resent is not None)
             try:
-                reply, resent = self._exchange(connection, call, reused)
+                reply, resent = self._exchange(connection, call, look)
             except redis.ResponseError:
                 raise  # the reply was read: the connection is clean
             except BaseException:
@@ -72,27 +74,31 @@ class Wire:
         while self._spare:
             self._pool.release(self._spare.pop()[0])
 
-    def _take(self, *, checked: bool) -> tuple[Connection, bool]:
-        """A connection, and whether it was kept. ``checked``: never one that is dead already.
+    def _take(self, *, checked: bool) -> tuple[Connection, Look | None]:
+        """A connection; if it is the kept one, also how to look at it.
 
-        For calls whose second sending cannot be told from a first, it pays to look before.
+        ``checked``: never one that is dead already. For calls whose second sending cannot be told
+        from a first, it pays to look before.
         """
         try:
             connection, given_at = self._spare.pop()
         except IndexError:
-            return take(self._pool), False
+            return take(self._pool), None
         if connection.pid != os.getpid():
             # A forked child: the socket is the parent's. The pool starts afresh here too.
-            return take(self._pool), False
+            return take(self._pool), None
         try:
-            lay_too_long = time.monotonic() - given_at > FRESH_FOR_S
-            if not lay_too_long and not (checked and has_news(connection)):
-                return connection, True
+            if time.monotonic() - given_at <= FRESH_FOR_S:
+                look = look_at(socket_of(connection))
+                if not (checked and look(0)):  # nothing was asked: news can only be its end
+                    return connection, look
+        except redis.ConnectionError:
+            pass
         except BaseException:
             self._pool.release(connection)
             raise
         self._pool.release(connection)
-        return take(self._pool), False
+        return take(self._pool), None
 
     def _give(self, connection: Connection) -> None:
         if self._keeps and not self._spare:
@@ -100,15 +106,23 @@ class Wire:
         else:
             self._pool.release(connection)
 
-    def _exchange(self, connection: Connection, call: Call[T], reused: bool) -> tuple[object, bool]:
+    def _exchange(
+        self, connection: Connection, call: Call[T], look: Look | None
+    ) -> tuple[object, bool]:
         try:
-            return _send_and_read(connection, call), False
+            _send(connection, call)
+            if look is None:
+                return _read(connection, call), False
+            # Of the threads that meet only the one with the kept connection lingers.
+            return self._nearness.read(look, lambda: _read(connection, call)), False
         except _LOST as error:
             connection.disconnect()
             # A server that restarted closed its side of a connection that we kept: that proves
             # nothing about the server now, so one fresh try, whatever the client's retries are.
             # A time-out does prove something. Sending twice is safe: every call is idempotent.
-            fresh_try = reused and not isinstance(error, redis.TimeoutError | TimeoutError)
+            fresh_try = look is not None and not isinstance(
+                error, redis.TimeoutError | TimeoutError
+            )
             reply = self._again(connection, call, None if fresh_try else error)
             return reply, True
 
@@ -119,20 +133,25 @@ class Wire:
         def attempt() -> object:
             if failures:
                 raise failures.pop()
-            return _send_and_read(connection, call)
+            _send(connection, call)
+            return _read(connection, call)
 
         return connection.retry.call_with_retry(attempt, lambda _error: connection.disconnect())
 
 
-def _send_and_read(connection: Connection, call: Call[Any]) -> object:
-    script, keys = call.script, call.keys
-    command = ("EVALSHA", script.sha, str(len(keys)), *keys, *call.args)
+def _send(connection: Connection, call: Call[Any]) -> None:
+    keys = call.keys
+    command = ("EVALSHA", call.script.sha, str(len(keys)), *keys, *call.args)
     connection.send_packed_command(_pack(command) if _pack else connection.pack_command(*command))
+
+
+def _read(connection: Connection, call: Call[Any]) -> object:
     try:
         return connection.read_response(disable_decoding=True)
     except NoScriptError:
         # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
-        connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
+        keys = call.keys
+        connection.send_command("EVAL", call.script.text, str(len(keys)), *keys, *call.args)
         return connection.read_response(disable_decoding=True)
 
 

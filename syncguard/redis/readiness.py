@@ -1,0 +1,53 @@
+"""Whether a socket has something to read: asked without waiting, or for a short moment.
+
+A thread that sleeps until the reply is there must be woken, and that can take longer than a Redis
+that is near takes to answer. So after a request to such a Redis we look again and again for a
+moment, and let others run in between, before we sleep. Nothing depends on what is seen: it is a
+hint, and the read that follows waits as long as it must.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+NEAR_S: Final = 250e-6
+"""A Redis is near if its reply takes no longer; and no moment of looking is longer."""
+
+Look = Callable[[int], Sequence[object]]
+"""Called with 0: what there is to read, without waiting for it."""
+
+_step_aside: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
+
+
+def look_at(sock: socket.socket) -> Look:
+    """How to look at a socket. Windows has no poll, only select."""
+    make_poll = getattr(select, "poll", None)
+    if make_poll is None:
+        return lambda _timeout: select.select([sock], [], [], 0)[0]
+    poll = make_poll()
+    poll.register(sock, select.POLLIN)
+    look: Look = poll.poll
+    return look
+
+
+class Nearness:
+    """Whether the last reply came soon enough for looking to pay, and the looking itself."""
+
+    def __init__(self) -> None:
+        self._is_near = False
+
+    def read(self, look: Look, read: Callable[[], object]) -> object:
+        """The reply to what was just sent."""
+        sent_at = time.perf_counter()
+        if self._is_near and _step_aside is not None:
+            until = sent_at + NEAR_S
+            while not look(0) and time.perf_counter() < until:
+                _step_aside()
+        reply = read()
+        self._is_near = time.perf_counter() - sent_at <= NEAR_S
+        return reply
