@@ -25,6 +25,8 @@ from syncguard.types import (
     Signal,
 )
 
+_NO_MATTER: Final = Acquisition()
+
 _LOST_RELEASE_MS: Final = 1_000
 """How long leaving tries to release a lock that is lost already: the server may be gone."""
 
@@ -55,10 +57,8 @@ class Options:
             validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
             if not self.auto_extend:
                 raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
-        for name in ("on_lost", "on_release_error"):
-            callback = getattr(self, name)
-            if callback is not None and not callable(callback):
-                raise invalid_argument(f"{name} must be callable")
+        _check_callback("on_lost", self.on_lost)
+        _check_callback("on_release_error", self.on_release_error)
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
             check_signal(self.signal)  # says what is wrong with it
 
@@ -76,7 +76,7 @@ class Options:
         return cls(
             grant.key,
             grant.ttl_ms,
-            Acquisition(),
+            _NO_MATTER,
             auto_extend,
             max_hold_ms,
             None,
@@ -95,10 +95,17 @@ class Options:
         timeout_ms = backend_disposal.timeout_ms
         if held.lost:
             timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
+        elif self.on_release_error is None:
+            return backend_disposal
         return Disposal(self.on_release_error or backend_disposal.on_release_error, timeout_ms)
 
     def release_context(self, held: Held) -> ReleaseErrorContext:
         return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")
+
+
+def _check_callback(name: str, callback: object) -> None:
+    if callback is not None and not callable(callback):
+        raise invalid_argument(f"{name} must be callable")
 
 
 def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:

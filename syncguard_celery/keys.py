@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 import string
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from syncguard import normalize_and_validate_key
 from syncguard_celery.options import KeySource, refused
+
+if TYPE_CHECKING:
+    from collections import OrderedDict
 
 _FORMATTER: Final = string.Formatter()
 _FIELD: Final = re.compile(r"(?P<name>[^.\[\]]*)(?P<steps>(\.[^.\[\]]+|\[[^\[\]]+\])*)")
@@ -55,18 +57,20 @@ class Binder:
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> inspect.BoundArguments | None:
         names = self._names
-        by_position = dict(zip(names, args, strict=False))
-        given = {**by_position, **kwargs}
-        if len(given) != len(args) + len(kwargs):
-            return None  # too many, or one of them twice
-        values = {**self._defaults, **given}
-        if len(values) != len(names):
-            return None  # one is missing, or unknown
-        try:
-            ordered = OrderedDict((name, values[name]) for name in names)
-        except KeyError:
-            return None  # one is missing and another unknown
-        return inspect.BoundArguments(self.signature, ordered)
+        values: dict[str, object] = dict(zip(names, args, strict=False))
+        if kwargs or len(args) != len(names):
+            given = {**values, **kwargs}
+            if len(given) != len(args) + len(kwargs):
+                return None  # too many, or one of them twice
+            complete = {**self._defaults, **given}
+            if len(complete) != len(names):
+                return None  # one is missing, or unknown
+            try:
+                values = {name: complete[name] for name in names}
+            except KeyError:
+                return None  # one is missing and another unknown
+        # The stubs want an OrderedDict, as inspect made them before Python 3.9.
+        return inspect.BoundArguments(self.signature, cast("OrderedDict[str, Any]", values))
 
 
 def key_maker(source: KeySource, signature: inspect.Signature) -> KeyMaker:

@@ -19,7 +19,7 @@ _HOST_BYTES: Final = 60
 
 def holder_label(name: str, task_id: str | None) -> str:
     """Who holds the lock: a task with an id, or a direct call, which has none."""
-    short, host = _cut(name, _NAME_BYTES), _cut(gethostname(), _HOST_BYTES)
+    short, host = _name_and_host(name)
     if task_id is not None:
         label = f"{short}[{_clean(task_id)}]@{host}"
         if len(label.encode()) <= MAX_BYTES:
@@ -30,12 +30,16 @@ def holder_label(name: str, task_id: str | None) -> str:
 def task_id_in(label: str | None, name: str) -> str | None:
     """The id of the task of this name that holds the lock; None if the holder is no such task."""
     match = _LABEL.fullmatch(label or "")
-    if match is None or match["name"] != _cut(name, _NAME_BYTES):
+    if match is None or match["name"] != _name_and_host(name)[0]:
         return None
     return match["id"]
 
 
 @functools.lru_cache(maxsize=1024)
+def _name_and_host(name: str) -> tuple[str, str]:
+    return _cut(name, _NAME_BYTES), _cut(gethostname(), _HOST_BYTES)
+
+
 def _cut(text: str, limit: int) -> str:
     return _clean(text).encode()[-limit:].decode(errors="ignore")
 

@@ -91,7 +91,7 @@ class MainThreadInterrupt(Interrupt):
         super().arm()
 
     def _call_off(self) -> None:
-        with contextlib.suppress(ValueError):
+        if self in self._waiting:  # it is not, if the blow has fallen
             self._waiting.remove(self)
 
     def _strike(self) -> None:
@@ -180,9 +180,11 @@ def interrupt_here() -> Interrupt:
     gevent = sys.modules.get("gevent")
     if gevent is not None and isinstance(gevent.getcurrent(), gevent.Greenlet):
         return GreenletInterrupt(gevent)
-    if _SIGNAL is not None and threading.current_thread() is threading.main_thread():
-        with contextlib.suppress(ValueError):  # an interpreter that may not handle signals
+    if _SIGNAL is not None and threading.get_ident() == threading.main_thread().ident:
+        try:
             return MainThreadInterrupt()
+        except ValueError:  # an interpreter that may not handle signals
+            pass
     return ThreadInterrupt()
 
 

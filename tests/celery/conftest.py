@@ -57,7 +57,7 @@ def _no_collection_inside_of_redis_py() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.fixture(name="eventually")
+@pytest.fixture(name="eventually", scope="session")
 def _eventually() -> Callable[..., Any]:
     return wait_for
 
