@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import redis
+from patience import wait_until
 
 from syncguard import lock
 from syncguard.redis import RedisBackend
-from syncguard.testing import RedisServer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-
-
-@pytest.fixture
-def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
-        yield backend
 
 
 def in_child(body: Callable[[], None]) -> None:
@@ -34,13 +26,6 @@ def in_child(body: Callable[[], None]) -> None:
             os._exit(status)
     _, ended = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(ended) == 0, "the child failed; see its traceback above"
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
 
 
 def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(

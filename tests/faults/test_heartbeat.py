@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import socket
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 import redis
-import redis.asyncio
+from patience import TTL_MS, wait_until
 
 from syncguard import (
-    LockError,
     LockEvent,
     LockLost,
-    aio,
     heartbeat,
     lanes,
     lock,
     with_telemetry,
 )
 from syncguard.clock import holder_clock_ms
-from syncguard.held import Held
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
-
-TTL_MS = 500
-
-
-@pytest.fixture
-def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
-        yield backend
-
-
-@pytest.fixture
-def frail_redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own, to be paused and killed."""
-    with RedisServer(aof=True) as server:
-        yield server
-
-
-def wait_until(condition: Callable[[], bool], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
-
-
-def is_between_two_beats(held: Held) -> bool:
-    """Extended before, and the next extension is neither under way nor about to be."""
-    since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)
-    extended = held.deadline_ms > held._grant.sent_at_ms + TTL_MS
-    return extended and 60 < since_last_ms < 120
 
 
 def heartbeat_threads() -> list[threading.Thread]:
@@ -78,60 +42,6 @@ def test_a_lock_with_auto_extend_is_never_seen_free_for_ten_times_its_ttl(
             assert not held.lost
         assert not observer.is_locked("k")
     assert looks > 100
-
-
-def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
-    frail_redis: RedisServer, backend: RedisBackend
-) -> None:
-    # redis-py's default client: it would wait for seconds and retry many times.
-    frail = RedisBackend(redis.Redis(port=frail_redis.port))
-    told: list[float] = []
-    with lock(backend, "healthy", ttl_ms=TTL_MS, auto_extend=True) as healthy:
-        with pytest.raises(LockLost):
-            with lock(
-                frail,
-                "k",
-                ttl_ms=TTL_MS,
-                auto_extend=True,
-                on_lost=lambda: told.append(holder_clock_ms()),
-            ) as held:
-                wait_until(lambda: is_between_two_beats(held))
-                frail_redis.pause()
-                paused_at = holder_clock_ms()
-                resume = threading.Timer(2, frail_redis.resume)
-                resume.start()
-                wait_until(lambda: held.lost and bool(told))
-                with pytest.raises(LockLost):
-                    held.ensure_held()
-        resume.join()
-        # The other backend, on a healthy server, lost nothing meanwhile.
-        assert not healthy.lost
-    # The last request that succeeded was sent before the pause, so the deadline is at most a
-    # TTL after it; the callback runs before the deadline.
-    assert told[0] <= paused_at + TTL_MS
-    assert told[0] <= held.deadline_ms
-    frail.close()
-
-
-def test_a_lost_lock_stays_lost_when_the_server_is_back(frail_redis: RedisServer) -> None:
-    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
-        with pytest.raises(LockLost):
-            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                with frail_redis.paused():
-                    wait_until(lambda: held.lost)
-                wait_until(lambda: frail_redis.client().ping())
-                assert held.lost
-        # Its release was attempted all the same, or its TTL has run out: nothing is left.
-        wait_until(lambda: not backend.is_locked("k"))
-
-
-def test_what_the_body_raised_wins_over_the_lost_lock(frail_redis: RedisServer) -> None:
-    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
-        with pytest.raises(ZeroDivisionError):
-            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                with frail_redis.paused():
-                    wait_until(lambda: held.lost)
-                raise ZeroDivisionError
 
 
 def test_one_transient_fault_does_not_end_the_heartbeat(frail_redis: RedisServer) -> None:
@@ -155,18 +65,6 @@ def test_a_script_flush_does_not_end_the_heartbeat(
         syncguard_redis.client().script_flush()
         before = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > before)
-
-
-def test_a_lock_that_was_force_released_is_lost_at_the_next_beat(backend: RedisBackend) -> None:
-    told = threading.Event()
-    with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=3_000, auto_extend=True, on_lost=told.set) as held:
-            (info,) = backend.live_locks()
-            backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
-            assert told.wait(20)
-            # Long before its TTL, because the server said so.
-            assert holder_clock_ms() < held.deadline_ms
-            assert held.lost
 
 
 def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: RedisServer) -> None:
@@ -201,81 +99,6 @@ def test_extends_that_are_due_together_travel_together(syncguard_redis: RedisSer
         extending = [c for c in clients if c["name"] == "together"]
         # The kept connection of the backend, and the heartbeat's.
         assert len(extending) <= 2
-
-
-def test_a_slow_on_lost_delays_neither_other_heartbeats_nor_other_news(
-    backend: RedisBackend,
-) -> None:
-    release, second = threading.Event(), threading.Event()
-
-    def free(key: str) -> None:
-        held = backend.lookup(key=key)
-        assert held is not None
-        backend.force_release(held.key_hash, fence=held.fence, lock_id_hash=held.lock_id_hash)
-
-    with lock(backend, "alive", ttl_ms=TTL_MS, auto_extend=True) as alive, ExitStack() as stack:
-        stack.enter_context(pytest.raises(LockLost))
-        stack.enter_context(
-            lock(backend, "a", ttl_ms=900, auto_extend=True, on_lost=lambda: release.wait(20))
-        )
-        stack.enter_context(pytest.raises(LockLost))
-        stack.enter_context(lock(backend, "b", ttl_ms=900, auto_extend=True, on_lost=second.set))
-        free("a")
-        free("b")
-        assert second.wait(20)
-        before = alive.expires_at_ms
-        wait_until(lambda: alive.expires_at_ms > before)
-        release.set()
-
-
-def test_a_failing_on_lost_harms_nothing(
-    backend: RedisBackend, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(_held: Held) -> None:
-        raise ZeroDivisionError
-
-    with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=300, auto_extend=True, on_lost=fail) as held:
-            backend.release(held.lock_id)
-            wait_until(lambda: "on_lost" in caplog.text)
-    with lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
-
-
-def test_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(backend: RedisBackend) -> None:
-    told = threading.Event()
-    with pytest.raises(LockLost):
-        with lock(
-            backend, "k", ttl_ms=300, auto_extend=True, max_hold_ms=900, on_lost=told.set
-        ) as held:
-            acquired_at = held._grant.sent_at_ms
-            assert told.wait(20)
-            lost_after = holder_clock_ms() - acquired_at
-            assert held.lost
-            # Renewed beyond its first TTL, and given up a TTL after the last renewal at most.
-            assert held.deadline_ms - acquired_at > 900
-            assert held.deadline_ms - acquired_at <= 900 + 300
-            assert lost_after >= 900 - 300
-    wait_until(lambda: not backend.is_locked("k"))
-
-
-def test_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
-    backend: RedisBackend,
-) -> None:
-    told: list[Held] = []
-    with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=200, on_lost=told.append) as held:
-            wait_until(lambda: bool(told))
-    assert told == [held]
-
-
-def test_without_a_heartbeat_a_block_that_outlives_its_ttl_raises_lock_lost(
-    backend: RedisBackend,
-) -> None:
-    with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=50):
-            wait_until(lambda: not backend.is_locked("k"))
 
 
 def test_nothing_extends_a_lock_after_its_block(backend: RedisBackend) -> None:
@@ -480,118 +303,3 @@ def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
         before = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > before)
     assert "goes on" in caplog.text
-
-
-def test_a_server_that_cannot_be_reached_at_all_still_loses_the_lock_in_time(
-    frail_redis: RedisServer,
-) -> None:
-    client = redis.Redis(port=frail_redis.port)
-    with RedisBackend(client, on_release_error=lambda _error, _context: None) as backend:
-        with pytest.raises(LockLost):
-            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                frail_redis.kill()
-                wait_until(lambda: held.lost)
-                assert holder_clock_ms() <= held.deadline_ms + TTL_MS
-
-
-def test_asyncio_a_loop_that_used_heartbeats_is_not_kept_alive(
-    syncguard_redis: RedisServer,
-) -> None:
-    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
-        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-                before = held.expires_at_ms
-                await until(lambda: held.expires_at_ms > before)
-        return weakref.ref(asyncio.get_running_loop())
-
-    loop = asyncio.run(main())
-    gc.collect()
-    assert loop() is None
-
-
-# -- asyncio ----------------------------------------------------------------------------------
-
-
-async def until(condition: Callable[[], bool], within_s: float = 20) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        await asyncio.sleep(0.002)
-
-
-def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: RedisServer) -> None:
-    async def main() -> None:
-        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-                until_s = time.monotonic() + 1.5
-                while time.monotonic() < until_s:
-                    assert await backend.is_locked("k")
-                assert not held.lost
-            assert not await backend.is_locked("k")
-
-    asyncio.run(main())
-
-
-def test_asyncio_a_paused_redis_loses_the_lock_within_its_ttl_and_only_there(
-    frail_redis: RedisServer, syncguard_redis: RedisServer
-) -> None:
-    async def main() -> None:
-        told: list[float] = []
-
-        async def on_lost() -> None:
-            told.append(holder_clock_ms())
-
-        frail = AsyncRedisBackend.from_url(frail_redis.url)
-        healthy = AsyncRedisBackend.from_url(syncguard_redis.url)
-        async with frail, healthy:
-            async with aio.lock(healthy, "h", ttl_ms=TTL_MS, auto_extend=True) as other:
-                with pytest.raises(LockLost):
-                    async with aio.lock(
-                        frail, "k", ttl_ms=TTL_MS, auto_extend=True, on_lost=on_lost
-                    ) as held:
-                        await until(lambda: is_between_two_beats(held))
-                        frail_redis.pause()
-                        paused_at = holder_clock_ms()
-                        await until(lambda: held.lost and bool(told))
-                        assert told[0] <= paused_at + TTL_MS
-                        frail_redis.resume()
-                assert not other.lost
-
-    asyncio.run(main())
-
-
-def test_asyncio_a_thousand_locks_need_one_task(syncguard_redis: RedisServer) -> None:
-    async def main() -> None:
-        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            locks = [
-                aio.lock(backend, f"k{n}", ttl_ms=6_000, auto_extend=True) for n in range(1_000)
-            ]
-            helds = [await each.__aenter__() for each in locks]
-            first = {held.lock_id: held.expires_at_ms for held in helds}
-            await until(lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds), 60)
-            beating = [
-                task
-                for task in asyncio.all_tasks()
-                if "AsyncHeartbeat._run" in repr(task.get_coro())
-            ]
-            assert len(beating) == 1
-            for each in locks:
-                await each.__aexit__(None, None, None)
-
-    asyncio.run(main())
-
-
-def test_asyncio_a_dead_server_is_told_by_the_holders_clock(frail_redis: RedisServer) -> None:
-    async def main() -> None:
-        errors: list[LockError] = []
-        backend = AsyncRedisBackend.from_url(
-            frail_redis.url, on_release_error=lambda error, _context: errors.append(error)
-        )
-        async with backend:
-            with pytest.raises(LockLost):
-                async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                    frail_redis.kill()
-                    await until(lambda: held.lost)
-        assert [error.code for error in errors] in (["ServiceUnavailable"], ["NetworkTimeout"])
-
-    asyncio.run(main())

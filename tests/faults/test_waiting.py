@@ -6,11 +6,12 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from patience import wait_until
 
 from syncguard import Acquisition, LockError, lock
 from syncguard.backend import Refusal
@@ -30,13 +31,6 @@ def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
     client = redis.Redis(port=syncguard_redis.port, socket_timeout=None)
     with RedisBackend(client) as backend:
         yield backend
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.002)
 
 
 def refuse(backend: RedisBackend, wait_ms: int) -> None:

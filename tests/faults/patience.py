@@ -1,0 +1,34 @@
+"""Waiting for something to come true, and failing if it does not: no test sleeps and hopes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from syncguard.clock import holder_clock_ms
+from syncguard.held import Held
+
+TTL_MS = 500
+"""The TTL of the locks whose heartbeats are watched here."""
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+async def wait_until_async(condition: Callable[[], object], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.002)
+
+
+def is_between_two_beats(held: Held) -> bool:
+    """Extended before, and the next extension is neither under way nor about to be."""
+    since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)
+    extended = held.deadline_ms > held._grant.sent_at_ms + TTL_MS
+    return extended and 60 < since_last_ms < 120

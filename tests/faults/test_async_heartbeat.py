@@ -1,0 +1,115 @@
+"""The same with asyncio: extended, or lost in time, and no loop is kept alive."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+import weakref
+
+import pytest
+from patience import TTL_MS, is_between_two_beats, wait_until_async
+
+from syncguard import (
+    LockError,
+    LockLost,
+    aio,
+)
+from syncguard.clock import holder_clock_ms
+from syncguard.redis import AsyncRedisBackend
+from syncguard.testing import RedisServer
+
+
+def test_asyncio_a_loop_that_used_heartbeats_is_not_kept_alive(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+                before = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > before)
+        return weakref.ref(asyncio.get_running_loop())
+
+    loop = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
+
+
+def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: RedisServer) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+                until_s = time.monotonic() + 1.5
+                while time.monotonic() < until_s:
+                    assert await backend.is_locked("k")
+                assert not held.lost
+            assert not await backend.is_locked("k")
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_paused_redis_loses_the_lock_within_its_ttl_and_only_there(
+    frail_redis: RedisServer, syncguard_redis: RedisServer
+) -> None:
+    async def main() -> None:
+        told: list[float] = []
+
+        async def on_lost() -> None:
+            told.append(holder_clock_ms())
+
+        frail = AsyncRedisBackend.from_url(frail_redis.url)
+        healthy = AsyncRedisBackend.from_url(syncguard_redis.url)
+        async with frail, healthy:
+            async with aio.lock(healthy, "h", ttl_ms=TTL_MS, auto_extend=True) as other:
+                with pytest.raises(LockLost):
+                    async with aio.lock(
+                        frail, "k", ttl_ms=TTL_MS, auto_extend=True, on_lost=on_lost
+                    ) as held:
+                        await wait_until_async(lambda: is_between_two_beats(held))
+                        frail_redis.pause()
+                        paused_at = holder_clock_ms()
+                        await wait_until_async(lambda: held.lost and bool(told))
+                        assert told[0] <= paused_at + TTL_MS
+                        frail_redis.resume()
+                assert not other.lost
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_thousand_locks_need_one_task(syncguard_redis: RedisServer) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            locks = [
+                aio.lock(backend, f"k{n}", ttl_ms=6_000, auto_extend=True) for n in range(1_000)
+            ]
+            helds = [await each.__aenter__() for each in locks]
+            first = {held.lock_id: held.expires_at_ms for held in helds}
+            await wait_until_async(
+                lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds), 60
+            )
+            beating = [
+                task
+                for task in asyncio.all_tasks()
+                if "AsyncHeartbeat._run" in repr(task.get_coro())
+            ]
+            assert len(beating) == 1
+            for each in locks:
+                await each.__aexit__(None, None, None)
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_dead_server_is_told_by_the_holders_clock(frail_redis: RedisServer) -> None:
+    async def main() -> None:
+        errors: list[LockError] = []
+        backend = AsyncRedisBackend.from_url(
+            frail_redis.url, on_release_error=lambda error, _context: errors.append(error)
+        )
+        async with backend:
+            with pytest.raises(LockLost):
+                async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                    frail_redis.kill()
+                    await wait_until_async(lambda: held.lost)
+        assert [error.code for error in errors] in (["ServiceUnavailable"], ["NetworkTimeout"])
+
+    asyncio.run(main())
