@@ -4,6 +4,9 @@ A thread that sleeps until the reply is there must be woken, and that can take l
 that is near takes to answer. So after a request to such a Redis we look again and again for a
 moment, and let others run in between, before we sleep. Nothing depends on what is seen: it is a
 hint, and the read that follows waits as long as it must.
+
+Under gevent and eventlet we sleep at once: only that lets the other greenlets run. So we do on
+Windows, which knows no stepping aside.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
+from types import BuiltinFunctionType
 from typing import Final
 
 NEAR_S: Final = 250e-6
@@ -25,7 +29,7 @@ _step_aside: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
 
 
 def look_at(sock: socket.socket) -> Look:
-    """How to look at a socket. Windows has no poll, only select."""
+    """How to look at a socket. Windows and eventlet have no poll, only select."""
     make_poll = getattr(select, "poll", None)
     if make_poll is None:
         return lambda _timeout: select.select([sock], [], [], 0)[0]
@@ -40,14 +44,17 @@ class Nearness:
 
     def __init__(self) -> None:
         self._is_near = False
+        # What gevent and eventlet put in its place, or leave out, is not the interpreter's own.
+        has_own_poll = isinstance(getattr(select, "poll", None), BuiltinFunctionType)
+        self._step_aside = _step_aside if has_own_poll else None
 
     def read(self, look: Look, read: Callable[[], object]) -> object:
         """The reply to what was just sent."""
         sent_at = time.perf_counter()
-        if self._is_near and _step_aside is not None:
+        if self._is_near and self._step_aside is not None:
             until = sent_at + NEAR_S
             while not look(0) and time.perf_counter() < until:
-                _step_aside()
+                self._step_aside()
         reply = read()
         self._is_near = time.perf_counter() - sent_at <= NEAR_S
         return reply

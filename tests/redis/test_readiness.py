@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -103,6 +105,19 @@ def test_where_no_thread_can_step_aside_every_reply_is_waited_for_asleep(
     nearness = Nearness()
     ask(nearness, near(clock))
     assert ask(nearness, near(clock)) == 0
+
+
+def test_under_gevent_every_reply_is_waited_for_asleep() -> None:
+    program = """
+from gevent import monkey
+monkey.patch_all()
+from syncguard.redis.readiness import Nearness
+nearness, looks = Nearness(), []
+for _ in range(3):
+    nearness.read(looks.append, lambda: "reply")
+assert nearness._is_near and not looks
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.parametrize("has_poll", [True, False], ids=["poll", "select"])
