@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from syncguard import ReleaseResult
 from syncguard.redis import RedisBackend, readiness
 from syncguard.redis.readiness import NEAR_S, Nearness, look_at
 from syncguard.testing import RedisServer
@@ -135,6 +136,15 @@ def test_looking_sees_what_there_is_to_read_and_the_end(
     assert not look(0)
     theirs.close()
     assert look(0), "a closed connection has something to say"
+
+
+def test_a_kept_connection_that_somebody_closed_is_replaced(syncguard_redis: RedisServer) -> None:
+    client = syncguard_redis.client()
+    with client, RedisBackend(client) as backend:
+        held = backend.acquire("k")
+        assert held.ok
+        client.connection_pool.disconnect()
+        assert backend.release(held.lock_id) == ReleaseResult(True)
 
 
 def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
