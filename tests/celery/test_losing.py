@@ -13,10 +13,14 @@ def take_away(locks, key):
     assert locks.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
 
 
+def reachable(pool, how):
+    """A thread is interrupted at its next bytecode, and not before: it must not block."""
+    return "loop" if "threads" in pool.queue else how
+
+
 @pytest.mark.parametrize("how", ["sleep", "socket"])
 def test_a_task_is_interrupted_where_it_blocks(any_pool, workshop, scene, locks, how):
-    if "threads" in any_pool.queue:
-        how = "loop"  # a thread is interrupted at its next bytecode, and not before
+    how = reachable(any_pool, how)
     result = workshop.losing.apply_async((scene.name, how), queue=any_pool.queue)
     scene.seen("enter")
     take_away(locks, f"lossy:{scene.name}")
@@ -26,9 +30,8 @@ def test_a_task_is_interrupted_where_it_blocks(any_pool, workshop, scene, locks,
 
 
 def test_a_task_that_swallows_the_news_is_no_success(any_pool, workshop, scene, locks):
-    if "threads" in any_pool.queue:
-        pytest.skip("sleeps: a thread is only interrupted at its next bytecode")
-    result = workshop.swallowing.apply_async((scene.name,), queue=any_pool.queue)
+    how = reachable(any_pool, "sleep")
+    result = workshop.swallowing.apply_async((scene.name, how), queue=any_pool.queue)
     scene.seen("enter")
     take_away(locks, f"lossy:{scene.name}")
     with pytest.raises(LockLost):

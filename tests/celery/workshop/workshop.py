@@ -235,9 +235,9 @@ def losing(name, how="sleep"):
 
 
 @locked_task(app=app, key="lossy:{name}", ttl_ms=1_200)
-def swallowing(name):
+def swallowing(name, how):
     try:
-        _lose(name, "sleep")
+        _lose(name, how)
     except LockLost:
         return "as if nothing had happened"
 
