@@ -35,6 +35,8 @@ _BREATHS: Final = 3
 class Interrupt:
     """By itself it strikes nobody: for ``on_lost="signal"`` and callables."""
 
+    _strikes = False
+
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._armed = False
@@ -45,7 +47,7 @@ class Interrupt:
         """From here on the task may be struck. Raises LockLost if it should have been already."""
         with self._guard:
             self._armed = True
-            due = self._requested and not self._struck
+            due = self._strikes and self._requested and not self._struck
             self._struck = self._struck or due
         if due:
             raise LockLost()
@@ -76,6 +78,7 @@ class Interrupt:
 class MainThreadInterrupt(Interrupt):
     """Reaches the main thread by a signal."""
 
+    _strikes = True
     _waiting: Final[list[MainThreadInterrupt]] = []
     _sent = False
     _previous: Any = None
@@ -114,6 +117,7 @@ class MainThreadInterrupt(Interrupt):
         if current is not _on_signal:
             signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
             cls._previous = current
+        cls._sent = False  # what was sent before, another handler or process has heard
         cls._installed_in = os.getpid()
 
     @classmethod
@@ -135,6 +139,8 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 class ThreadInterrupt(Interrupt):
     """Reaches any thread at its next bytecode."""
+
+    _strikes = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,6 +165,8 @@ def raise_in_thread(ident: int) -> None:
 
 class GreenletInterrupt(Interrupt):
     """Reaches a greenlet of gevent through its hub."""
+
+    _strikes = True
 
     def __init__(self, gevent: Any) -> None:
         super().__init__()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import chain, chord, group
@@ -46,6 +49,25 @@ def test_contention_does_not_use_up_the_tasks_own_retries(
     eventually(lambda: prefork.log.count(f"[{second.id}] found its lock held") >= 2)
     scene.go()
     assert second.get(timeout=30) == 0
+
+
+def test_the_time_that_a_task_waited_counts_from_its_first_attempt(
+    prefork, workshop, scene, occupied, eventually
+):
+    second = workshop.visiting.apply_async((scene.name,), queue=prefork.queue)
+
+    def attempts():
+        return prefork.log.count(f"[{second.id}] found its lock held")
+
+    eventually(lambda: attempts() >= 1)
+    first_seen = time.monotonic()
+    eventually(lambda: attempts() >= 3)
+    at_least_ms = (time.monotonic() - first_seen) * 1000
+    scene.go()
+    second.get(timeout=30)
+    line = rf"\[{second.id}\] holds its lock \(.*, waited (\d+) ms"
+    waited_ms = int(eventually(lambda: re.search(line, prefork.log))[1])
+    assert waited_ms >= at_least_ms
 
 
 def test_retrying_ends_with_the_contention_timeout(prefork, workshop, scene, occupied):

@@ -5,18 +5,23 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import after_task_publish
+from kombu.exceptions import OperationalError
 
 from syncguard import LockError, LockLost
+from syncguard.redis import RedisBackend
 from syncguard_celery import (
     LockContended,
     current_fence,
     current_lock,
+    inherited_fence,
     locked,
     locked_task,
     task_lock_acquired,
@@ -25,7 +30,9 @@ from syncguard_celery import (
     task_lock_released,
 )
 from syncguard_celery.calls import Call
+from syncguard_celery.contention import republish
 from syncguard_celery.exiting import _publish_retry, _release_unclaimed
+from syncguard_celery.luggage import HEADER, key_digest
 from syncguard_celery.publishing import _delay_ms
 from syncguard_celery.retrying import ends_in_retry
 
@@ -47,6 +54,37 @@ def settle(app):
     return settle
 
 
+def take_away(backend, key):
+    """As an administrator would: the heartbeat finds the lock gone."""
+    info = backend.lookup(key=key)
+    assert backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
+
+
+class Behind:
+    """A backend that is another one in everything that a test does not change."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self.backend, name)
+
+
+class Slippery(Behind):
+    """Refuses some attempts, as if somebody had held the lock just then and let go at once."""
+
+    def __init__(self, backend, refusals):
+        super().__init__(backend)
+        self.refusals = refusals
+
+    def acquire(self, *args, **options):
+        if self.refusals:
+            self.refusals -= 1
+            with self.backend.acquire(*args, **options):
+                return self.backend.acquire(*args, **options)
+        return self.backend.acquire(*args, **options)
+
+
 def test_a_direct_call_is_locked(settle, syncguard_backend):
     assert settle(42) == "000000000000001"
     assert not syncguard_backend.is_locked("invoice:42")
@@ -59,6 +97,46 @@ def test_a_direct_call_waits_and_then_raises_lock_contended(settle, syncguard_ba
     assert raised.value.fence == "000000000000001"
 
 
+def test_a_direct_call_waits_no_longer_than_its_contention_timeout(settle, syncguard_backend):
+    with syncguard_backend.acquire("invoice:42", 20_000):
+        started = time.monotonic()
+        with pytest.raises(LockContended):
+            settle(42)
+    assert 0.3 <= time.monotonic() - started < 3  # without one it is five seconds
+
+
+def test_the_time_decides_how_long_to_wait_and_not_the_number_of_attempts(app, syncguard_backend):
+    @locked_task(app=app, name="patient", key="k", contention_timeout_ms=20_000)
+    def patient():
+        return current_fence()
+
+    held = syncguard_backend.acquire("k", 20_000)
+    threading.Timer(2.2, held.release).start()  # the fifth attempt, at two a second
+    assert patient() == "000000000000002"
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail"])
+def test_who_skips_or_fails_does_not_wait(app, syncguard_backend, policy):
+    @locked_task(app=app, name="hasty", key="k", on_contention=policy, skip_result="skipped")
+    def hasty():
+        return "ran"
+
+    held = syncguard_backend.acquire("k", 20_000)
+
+    def let_go(**_facts):
+        held.release()
+
+    task_lock_contended.connect(let_go)  # whoever waits would get it now
+    try:
+        if policy == "skip":
+            assert hasty() == "skipped"
+        else:
+            with pytest.raises(LockContended):
+                hasty()
+    finally:
+        task_lock_contended.disconnect(let_go)
+
+
 def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
     @locked_task(app=app, name="patient", key="invoice:{invoice_id}")
     def patient(invoice_id):
@@ -67,6 +145,60 @@ def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
     held = syncguard_backend.acquire("invoice:42", 20_000)
     threading.Timer(0.2, held.release).start()
     assert patient(42) == "000000000000002"
+
+
+class TestEitherWay:
+    """A lock is the same whether it was there at once or had to be waited for."""
+
+    @pytest.fixture(params=["at once", "after waiting"])
+    def call(self, request, syncguard_backend):
+        def call(task):
+            if request.param == "after waiting":
+                held = syncguard_backend.acquire("k", 20_000)
+                threading.Timer(0.2, held.release).start()
+            return task()
+
+        return call
+
+    def test_its_holder_has_a_label(self, app, syncguard_backend, call):
+        @locked_task(app=app, name="look", key="k")
+        def look():
+            return syncguard_backend.lookup(key="k").holder
+
+        assert call(look).startswith("look@")
+
+    def test_losing_it_interrupts(self, app, syncguard_backend, call):
+        @locked_task(app=app, name="lose", key="k", ttl_ms=600)
+        def lose():
+            take_away(syncguard_backend, "k")
+            threading.Event().wait(10)
+            survived.append("to the end")
+
+        survived = []
+        with pytest.raises(LockLost):
+            call(lose)
+        assert not survived
+
+    def test_it_ends_with_max_hold(self, app, call):
+        @locked_task(app=app, name="hang", key="k", ttl_ms=300, max_hold_ms=400)
+        def hang():
+            threading.Event().wait(10)
+            survived.append("to the end")
+
+        survived = []
+        with pytest.raises(LockLost):
+            call(hang)
+        assert not survived
+
+    def test_without_auto_extend_it_ends_with_its_ttl(
+        self, app, syncguard_backend, eventually, call
+    ):
+        @locked_task(app=app, name="brief", key="k", ttl_ms=300, auto_extend=False)
+        def brief():
+            eventually(lambda: not syncguard_backend.is_locked("k"), 10)
+
+        with pytest.raises(LockLost):
+            call(brief)
 
 
 def test_an_eager_run_waits_and_then_fails(settle, syncguard_backend):
@@ -123,29 +255,61 @@ def test_a_nested_lock_is_let_go_before_the_outer_one(app, syncguard_backend):
 
 
 def test_re_entering_a_lost_lock_raises(app, syncguard_backend):
+    depths = []
+
     @locked_task(app=app, name="again", key="again", ttl_ms=300, on_lost="signal")
     def again(depth):
+        depths.append(depth)
         if depth:
             return None
-        info = syncguard_backend.lookup(key="again")
-        syncguard_backend.force_release(
-            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-        )
+        take_away(syncguard_backend, "again")
         while not current_lock().lost:
             pass
         return again(1)
 
     with pytest.raises(LockLost):
         again(0)
+    assert depths == [0]
+
+
+def test_the_same_key_in_another_backend_is_another_lock(app, syncguard_redis):
+    with RedisBackend.from_url(syncguard_redis.url, key_prefix="other") as other:
+
+        @locked(key="k", backend=other)
+        def inner():
+            return other.is_locked("k")
+
+        @locked_task(app=app, name="outer", key="k")
+        def outer():
+            return inner()
+
+        assert outer()
+
+
+def test_a_task_that_runs_itself_inherits_from_itself(app):
+    @locked_task(app=app, name="descend", key="level:{level}")
+    def descend(level):
+        if level < 2:
+            return descend.apply((level + 1,)).result
+        return [inherited_fence(f"level:{above}") for above in range(3)]
+
+    assert descend.apply((0,)).result == ["000000000000001", "000000000000001", None]
+
+
+def test_a_task_that_publishes_another_of_its_kind_is_no_retry(app, syncguard_backend):
+    @locked_task(app=app, name="spawn", key="spawned:{n}", at="publish")
+    def spawn(n):
+        if n == 1:
+            spawn.apply_async((2,), task_id="the-second")
+
+    spawn.apply((1,), task_id="the-first").get()
+    assert "spawn[the-second]@" in syncguard_backend.lookup(key="spawned:2").holder
 
 
 def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syncguard_backend):
     @locked_task(app=app, name="inner", key="inner")
     def inner():
-        info = syncguard_backend.lookup(key="outer")
-        syncguard_backend.force_release(
-            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-        )
+        take_away(syncguard_backend, "outer")
         threading.Event().wait(20)
 
     @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
@@ -154,6 +318,77 @@ def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syn
 
     with pytest.raises(LockLost):
         outer()
+    assert not syncguard_backend.is_locked("inner")
+
+
+@pytest.fixture
+def lost():
+    """Set when somebody's lock was lost, and the interrupt is under way."""
+    event = threading.Event()
+
+    def receiver(**_facts):
+        event.set()
+
+    task_lock_lost.connect(receiver)
+    yield event
+    task_lock_lost.disconnect(receiver)
+
+
+@pytest.mark.parametrize("on_lost", ["signal", lambda: None], ids=["signal", "callable"])
+def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backend, lost, on_lost):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        ran.append("inner")
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600, on_lost=on_lost)
+    def outer():
+        take_away(syncguard_backend, "outer")
+        assert lost.wait(10)
+        inner()
+        ran.append("outer")
+
+    ran = []
+    with pytest.raises(LockLost):
+        outer()
+    assert ran == ["inner", "outer"]
+
+
+@pytest.mark.parametrize("moment", ["acquire", "release"])
+def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands(
+    app, syncguard_backend, lost, moment
+):
+    class Fateful(Behind):
+        """The outer lock is lost when the server has answered, and nobody knows the answer yet."""
+
+        def acquire(self, *args, **options):
+            answer = self.backend.acquire(*args, **options)
+            if moment == "acquire":
+                self.lose()
+            return answer
+
+        def release(self, *args, **options):
+            if moment == "release" and not lost.is_set():
+                self.lose()
+            return self.backend.release(*args, **options)
+
+        def lose(self):
+            take_away(syncguard_backend, "outer")
+            assert lost.wait(10)
+            undisturbed.append(moment)
+
+    @locked(key="inner", backend=Fateful(syncguard_backend), ttl_ms=20_000)
+    def inner(): ...
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    def outer():
+        inner()
+        survived.append("to the end")
+
+    undisturbed, survived = [], []
+    with pytest.raises(LockLost):
+        outer()
+    assert undisturbed == [moment]
+    assert not survived
     assert not syncguard_backend.is_locked("inner")
 
 
@@ -196,23 +431,24 @@ def test_signals_tell_who_what_and_how_long(app, syncguard_backend):
         assert facts["waited_ms"] >= 0
     assert released["held_ms"] >= 0
     assert (contended["task_id"], contended["policy"]) == ("other-id", "skip")
+    assert contended["key_hash"] == syncguard_backend.hash("told")
+    assert contended["fence"] == "000000000000002"
 
 
 def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
     lost = threading.Event()
+    told = []
 
-    def receiver(**facts):
-        if facts["task_name"] == "lost":
-            lost.set()
+    def receiver(signal=None, **facts):
+        told.append((signal.name, facts["key_hash"], facts["fence"]))
+        lost.set()
 
     task_lock_lost.connect(receiver)
+    task_lock_released.connect(receiver)
 
     @locked_task(app=app, name="lost", key="lost", ttl_ms=300)
     def task():
-        info = syncguard_backend.lookup(key="lost")
-        syncguard_backend.force_release(
-            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-        )
+        take_away(syncguard_backend, "lost")
         threading.Event().wait(20)
 
     try:
@@ -221,10 +457,13 @@ def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
         assert lost.wait(10)
     finally:
         task_lock_lost.disconnect(receiver)
+        task_lock_released.disconnect(receiver)
+    # Of what was lost nobody can let go.
+    assert told == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
     assert any("lost its lock" in record.message for record in caplog.records)
 
 
-def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog):
+def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog, eventually):
     called = threading.Event()
 
     def on_lost():
@@ -233,14 +472,13 @@ def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, cap
 
     @locked_task(app=app, name="lost", key="lost", ttl_ms=300, on_lost=on_lost)
     def task():
-        info = syncguard_backend.lookup(key="lost")
-        syncguard_backend.force_release(
-            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-        )
+        take_away(syncguard_backend, "lost")
         assert called.wait(10)
 
     with pytest.raises(LockLost):
         task()
+    failure = ("syncguard.celery", logging.ERROR, "the on_lost callback failed")
+    eventually(lambda: failure in caplog.record_tuples)
 
 
 def test_no_key_and_no_lock_id_is_logged(settle, caplog, syncguard_backend):
@@ -289,6 +527,12 @@ class TestRetryForeseen:
         made.task.override_max_retries = 5
         assert ends_in_retry(made, OSError())
 
+    def test_a_limit_for_autoretry_alone(self, call):
+        made = call(retries=2)
+        made.task.retry_kwargs = {"max_retries": 3}
+        assert ends_in_retry(made, OSError())
+        assert not ends_in_retry(call(retries=3), OSError())
+
     def test_without_a_limit(self, call):
         made = call(retries=99)
         made.task.max_retries = None
@@ -298,6 +542,52 @@ class TestRetryForeseen:
         made = call()
         made.request.called_directly = True
         assert not ends_in_retry(made, OSError())
+
+
+class TestComingBack:
+    """A task that met contention is published again: when, and what the message says."""
+
+    @pytest.fixture
+    def come_back(self, app):
+        @app.task(name="contending", shared=False)
+        def contending(): ...
+
+        def come_back(attempts=0, left=None):
+            luggage = {"attempts": attempts, "since": 1_000} if attempts else {}
+            context = Context(
+                id="x", args=(), kwargs={}, called_directly=False, **{HEADER: luggage}
+            )
+            call = Call(contending.name, contending, context, app)
+            return republish(call, LockContended(), left).when
+
+        return come_back
+
+    def test_later_each_time_but_not_later_than_in_ten_seconds(self, come_back):
+        for attempts, most in [(0, 0.2), (1, 0.4), (2, 0.8), (5, 6.4), (6, 10), (10_000, 10)]:
+            assert most / 2 <= come_back(attempts) <= most
+
+    def test_not_all_at_the_same_time(self, come_back):
+        assert len({come_back() for _ in range(10)}) > 1
+
+    def test_before_its_time_is_over(self, come_back):
+        assert come_back(attempts=9, left=50.0) <= 0.05
+
+    def test_the_message_counts_the_attempts_and_keeps_the_beginning(self, come_back):
+        sent = []
+
+        def receiver(headers=None, **_):
+            sent.append(headers[HEADER])
+
+        after_task_publish.connect(receiver)
+        try:
+            come_back()
+            come_back(attempts=3)
+        finally:
+            after_task_publish.disconnect(receiver)
+        first, fourth = sent
+        assert first["attempts"] == 1
+        assert abs(first["since"] - time.time() * 1000) < 10_000
+        assert fourth == {"attempts": 4, "since": 1_000}
 
 
 def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backend):
@@ -357,6 +647,69 @@ def test_an_interrupt_while_letting_go_leaves_no_lock(app, syncguard_backend, mo
     assert not syncguard_backend.is_locked("k")
 
 
+def test_what_ends_the_process_ends_the_minimum_hold_too(app, syncguard_backend):
+    @locked_task(app=app, name="ending", key="k", min_hold_ms=60_000)
+    def ending():
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        ending()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_the_minimum_hold_counts_from_the_beginning(app, syncguard_backend):
+    @locked_task(app=app, name="busy", key="k", ttl_ms=20_000, min_hold_ms=60_000)
+    def busy():
+        began.append(current_lock().expires_at_ms - 20_000)
+        threading.Event().wait(1)
+
+    began = []
+    busy()
+    assert syncguard_backend.lookup(key="k").expires_at_ms < began[0] + 60_000 + 500
+
+
+def test_a_broken_lock_service_does_not_hide_that_publishing_failed(
+    app, syncguard_redis, monkeypatch
+):
+    @locked_task(app=app, name="unpublished", key="k", at="publish")
+    def unpublished(): ...
+
+    def refuse(*_args, **_options):
+        syncguard_redis.kill()
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(app, "send_task", refuse)
+    with pytest.raises(OperationalError):
+        unpublished.delay()
+
+
+def test_a_retry_that_somebody_else_overtakes_meets_contention(app, syncguard_backend, monkeypatch):
+    class Overtaken(Behind):
+        """Its first look still sees the predecessor; then somebody else is there."""
+
+        def lookup(self, **options):
+            info = self.backend.lookup(**options)
+            if predecessor.release().ok:
+                self.backend.acquire("k", 3_000, holder="somebody else")
+            return info
+
+    @locked_task(
+        app=app,
+        name="overtaken",
+        key="k",
+        backend=Overtaken(syncguard_backend),
+        on_contention="skip",
+        skip_result="overtaken",
+    )
+    def task():
+        return "ran"
+
+    monkeypatch.setattr("syncguard_celery.entering._PREDECESSOR_WAIT_MS", 200)
+    predecessor = syncguard_backend.acquire("k", 20_000)
+    came_with = {"after": {key_digest("k"): predecessor.fence}}
+    assert task.apply(headers={HEADER: came_with}).get() == "overtaken"
+
+
 def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monkeypatch):
     published = []
 
@@ -390,26 +743,35 @@ def test_eta_and_countdown_add_to_the_time_that_a_lock_waits(app):
 def test_a_holder_that_slips_away_is_no_contention(app, syncguard_backend):
     """It lets go between the attempt and the look at it: even "fail" then gets the lock."""
 
-    class Slippery:
-        """A backend whose first attempt is refused, as if somebody had held the lock just then."""
+    slippery = Slippery(syncguard_backend, refusals=1)
 
-        refusals = 1
-
-        def __getattr__(self, name):
-            return getattr(syncguard_backend, name)
-
-        def acquire(self, *args, **options):
-            if self.refusals:
-                self.refusals -= 1
-                with syncguard_backend.acquire(*args, **options):
-                    return syncguard_backend.acquire(*args, **options)
-            return syncguard_backend.acquire(*args, **options)
-
-    @locked_task(app=app, name="slip", key="k", backend=Slippery(), on_contention="fail")
+    @locked_task(app=app, name="slip", key="k", backend=slippery, on_contention="fail")
     def task():
         return current_fence()
 
     assert task() == "000000000000002"
+
+
+def test_a_holder_that_always_slips_away_is_contention_with_nobody(app, syncguard_backend):
+    slippery = Slippery(syncguard_backend, refusals=99)
+
+    @locked_task(app=app, name="slip", key="k", backend=slippery, on_contention="fail")
+    def task(): ...
+
+    with pytest.raises(LockContended) as raised:
+        task()
+    assert raised.value.key_hash == syncguard_backend.hash("k")
+    assert (raised.value.fence, raised.value.remaining_ms) == (None, None)
+
+
+def test_a_holder_that_slips_away_from_a_publisher_is_no_twin(app, syncguard_backend):
+    slippery = Slippery(syncguard_backend, refusals=2)
+
+    @locked_task(app=app, name="slip", key="k", backend=slippery, at="publish")
+    def task(): ...
+
+    result = task.delay()
+    assert f"slip[{result.id}]@" in syncguard_backend.lookup(key="k").holder
 
 
 def test_djangos_settings_give_the_backend(app, syncguard_redis, settings):
@@ -433,10 +795,7 @@ def test_djangos_settings_give_the_backend(app, syncguard_redis, settings):
 def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend):
     @locked_task(app=app, name="late", key="k", ttl_ms=20_000, on_lost="signal")
     def late():
-        info = syncguard_backend.lookup(key="k")
-        syncguard_backend.force_release(
-            info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
-        )
+        take_away(syncguard_backend, "k")
         assert syncguard_backend.acquire("k", 20_000).ok
         return "done"
 

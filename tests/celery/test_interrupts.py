@@ -11,6 +11,7 @@ import pytest
 
 from syncguard import LockLost
 from syncguard_celery.losing import (
+    GreenletInterrupt,
     Interrupt,
     MainThreadInterrupt,
     ThreadInterrupt,
@@ -71,6 +72,54 @@ def test_a_thread_is_struck_at_its_next_bytecode():
         in_a_thread(loop)
 
 
+def in_a_greenlet(function):
+    """The same in a greenlet of gevent; its hub is that of a thread of its own."""
+    gevent = pytest.importorskip("gevent")
+
+    def run():
+        try:
+            return gevent.spawn(function).get()
+        finally:
+            gevent.get_hub().destroy()
+
+    return in_a_thread(run)
+
+
+def test_a_greenlet_is_struck_in_its_sleep():
+    gevent = pytest.importorskip("gevent")
+
+    def sleep():
+        interrupt = interrupt_here()
+        assert isinstance(interrupt, GreenletInterrupt)
+        fire_soon(interrupt)
+        interrupt.arm()
+        try:
+            gevent.sleep(30)
+        except LockLost:
+            return "struck"
+        finally:
+            interrupt.disarm()
+
+    assert in_a_greenlet(sleep) == "struck"
+
+
+def test_a_blow_that_is_under_way_misses_a_greenlet_that_is_not_armed_any_more():
+    gevent = pytest.importorskip("gevent")
+
+    def run():
+        interrupt = interrupt_here()
+        interrupt.arm()
+        interrupt.fire()  # the hub has not run yet
+        interrupt.disarm()
+        gevent.sleep(0.05)
+        with pytest.raises(LockLost):
+            interrupt.arm()
+        interrupt.disarm()
+        return "unharmed"
+
+    assert in_a_greenlet(run) == "unharmed"
+
+
 @pytest.mark.parametrize("where", ["main", "thread"])
 def test_who_is_not_armed_is_not_struck(where):
     def run():
@@ -129,11 +178,16 @@ def test_nobody_is_struck_who_did_not_ask_for_it():
     interrupt.arm()
     interrupt.fire()
     interrupt.disarm()
+    interrupt.arm()
+    interrupt.disarm()
 
 
-def test_a_handler_that_was_there_before_is_still_called():
+def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    # As in a process in which no task was locked yet.
+    monkeypatch.setattr(MainThreadInterrupt, "_installed_in", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
     try:
         interrupt = MainThreadInterrupt()
         signal.raise_signal(signal.SIGURG)
@@ -146,6 +200,34 @@ def test_a_handler_that_was_there_before_is_still_called():
         assert heard == ["foreign"]  # that one was ours
     finally:
         signal.signal(signal.SIGURG, before)
+
+
+def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
+    heard = []
+    monkeypatch.setattr(MainThreadInterrupt, "_installed_in", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
+    first = MainThreadInterrupt()
+    ours = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    try:
+        fire_soon(first)
+        with pytest.raises(LockLost):
+            first.arm()
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+        first.disarm()
+        second = MainThreadInterrupt()  # stands before it again
+        assert signal.getsignal(signal.SIGURG) is ours
+        heard.clear()
+        signal.raise_signal(signal.SIGURG)
+        assert heard == ["foreign"]
+        fire_soon(second)
+        with pytest.raises(LockLost):
+            second.arm()
+            time.sleep(30)
+        second.disarm()
+    finally:
+        signal.signal(signal.SIGURG, ours)
 
 
 def test_outer_locks_do_not_strike_while_undisturbed():

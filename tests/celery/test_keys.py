@@ -188,6 +188,21 @@ class TestAtTheCall:
         with pytest.raises(TypeError):
             task.delay(1, 2)
 
+    def test_wrong_arguments_of_a_task_with_a_computed_key(self, app):
+        @locked_task(app=app, key=lambda invoice_id: f"invoice:{invoice_id}")
+        def task(invoice_id): ...
+
+        with pytest.raises(TypeError):
+            task.delay()
+
+    def test_a_key_from_a_model_is_left_to_the_worker(self, app):
+        @locked_task(app=app, key="invoice:{invoice.id}")
+        def task(invoice): ...
+
+        # What Celery gives a task with pydantic=True: its arguments are models in the worker only.
+        task._dump_pydantic_arguments = lambda args, kwargs: (args, kwargs)
+        task.delay({"id": 42})
+
     def test_a_computed_key_is_left_to_the_worker(self, app):
         @locked_task(app=app, key=lambda invoice: invoice.id)
         def task(invoice): ...

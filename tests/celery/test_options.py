@@ -14,6 +14,7 @@ from syncguard import LockError
 from syncguard.redis import RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
 from syncguard_celery.backends import backend_of
+from syncguard_celery.calls import MARK, locked_function
 from syncguard_celery.labels import holder_label, task_id_in
 from syncguard_celery.options import LockOptions
 
@@ -46,6 +47,32 @@ def test_what_cannot_be_meant_is_refused_when_the_task_is_made(wrong):
     with pytest.raises(LockError) as refused:
         locked_task(key="k", **wrong)
     assert refused.value.code == "InvalidArgument"
+
+
+def test_both_decorators_pass_every_option_on(app, syncguard_backend):
+    given = {
+        "backend": syncguard_backend,
+        "on_contention": "wait",
+        "contention_timeout_ms": 1,
+        "skip_result": "skipped",
+        "ttl_ms": 2,
+        "auto_extend": True,
+        "max_hold_ms": 3,
+        "min_hold_ms": 4,
+        "on_lost": "signal",
+    }
+    at_publish = {"at": "publish", "pending_ttl_ms": 5}
+
+    @locked_task(app=app, key="k", **given, **at_publish)
+    def task(): ...
+
+    @locked(key="k", **given)
+    def function(): ...
+
+    assert locked_function(task).options == LockOptions(**given, **at_publish)
+    assert getattr(function, MARK).options == LockOptions(**given)
+    brief = locked(key="k", auto_extend=False, using="other")(lambda: None)
+    assert getattr(brief, MARK).options == LockOptions(auto_extend=False, using="other")
 
 
 def test_a_locked_task_needs_a_key():

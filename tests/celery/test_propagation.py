@@ -30,7 +30,7 @@ def default_worker(start_worker):
     worker.stop()
 
 
-@pytest.mark.parametrize("how", ["child", "grandchild", "group", "chord", "replace"])
+@pytest.mark.parametrize("how", ["child", "called", "grandchild", "group", "chord", "replace"])
 def test_what_a_task_publishes_inherits_its_fence(family, workshop, scene, how):
     family(workshop.parent.s(scene.name, how)).delay()
     times = {"group": 2, "chord": 3}.get(how, 1)

@@ -10,15 +10,22 @@ import time
 import pytest
 from celery import chain, chord, group
 from celery.exceptions import TaskRevokedError
+from celery.signals import before_task_publish
 from kombu.exceptions import OperationalError
 
-from syncguard_celery import LockContended
+from syncguard_celery import LockContended, task_lock_contended
 from syncguard_celery.luggage import HEADER
 
 
 @pytest.fixture
 def lock_of(locks, scene):
     return lambda: locks.lookup(key=f"unique:{scene.name}")
+
+
+@pytest.fixture
+def left_ms(lock_of):
+    """For how long the lock would stay if nobody touched it any more."""
+    return lambda: lock_of().expires_at_ms - time.time() * 1000
 
 
 def header_in(broker, queue):
@@ -35,6 +42,50 @@ def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
     assert second.id == first.id
     assert len(header_in(broker, queue)) == 1
     assert f"[{first.id}]@" in lock_of().holder
+
+
+def test_a_duplicate_is_told_by_a_signal(workshop, scene, locks, lock_of):
+    told = []
+
+    def receiver(**facts):
+        told.append(facts)
+
+    queue = f"nobody-{scene.name}"
+    task_lock_contended.connect(receiver)
+    try:
+        workshop.unique.apply_async((scene.name,), queue=queue)
+        workshop.unique.apply_async((scene.name,), queue=queue)
+    finally:
+        task_lock_contended.disconnect(receiver)
+    (facts,) = told
+    assert facts["sender"].name == facts["task_name"] == "workshop.unique"
+    assert facts["policy"] == "publish"
+    assert facts["key_hash"] == locks.hash(f"unique:{scene.name}")
+    assert facts["fence"] == lock_of().fence
+
+
+def test_without_a_key_every_task_is_published(prefork, workshop, scene):
+    task = workshop.unique_without_lock
+    first, second = (task.apply_async((scene.name,), queue=prefork.queue) for _ in range(2))
+    assert first.id != second.id
+    assert first.get(timeout=30)
+    assert second.get(timeout=30)
+
+
+def test_eager_tasks_are_not_published_and_so_lock_when_they_run(workshop, scene):
+    workshop.app.conf.task_always_eager = True
+    try:
+        assert workshop.unique.delay(scene.name).get() == "000000000000001"
+    finally:
+        workshop.app.conf.task_always_eager = False
+    assert scene.events() == ["enter", "leave"]
+
+
+def test_the_lock_of_a_task_that_is_to_run_later_waits_for_longer(workshop, scene, left_ms):
+    # Its pending_ttl_ms is 300: that counts from when it may run.
+    queue = f"nobody-{scene.name}"
+    workshop.unique_and_late.apply_async((scene.name,), queue=queue, countdown=60)
+    assert 50_000 < left_ms() <= 60_300
 
 
 def test_a_duplicate_of_a_running_task_returns_its_result(prefork, workshop, scene, lock_of):
@@ -173,6 +224,42 @@ def test_a_retry_keeps_the_lock_through_its_countdown_under_a_fresh_id(
     assert lock_of() is None
 
 
+def test_the_lock_of_a_retry_waits_for_its_countdown_too(
+    prefork, workshop, scene, left_ms, eventually
+):
+    # Its pending_ttl_ms is 20_000.
+    result = workshop.unique_retrying.apply_async((scene.name, 60), queue=prefork.queue)
+    eventually(lambda: result.state == "RETRY")
+    assert 70_000 < left_ms() <= 80_000
+    result.revoke()
+
+
+def test_the_lock_of_an_autoretry_waits_for_its_countdown_too(
+    prefork, workshop, scene, left_ms, eventually
+):
+    result = workshop.unique_autoretrying_later.apply_async((scene.name,), queue=prefork.queue)
+    eventually(lambda: result.state == "RETRY")
+    assert 70_000 < left_ms() <= 80_000
+    result.revoke()
+
+
+@pytest.mark.parametrize("task", ["unique_forgotten", "unique_autoretrying_in_vain"])
+def test_the_lock_does_not_wait_for_a_retry_that_was_not_published(
+    prefork, workshop, scene, lock_of, eventually, task
+):
+    getattr(workshop, task).apply_async((scene.name,), queue=prefork.queue)
+    scene.seen("enter")
+    eventually(lambda: lock_of() is None)
+    assert scene.events() == ["enter"]
+
+
+def test_a_task_that_publishes_itself_again_by_hand_keeps_its_own_lock(prefork, workshop, scene):
+    workshop.unique_repeating.apply_async((scene.name,), queue=prefork.queue)
+    scene.seen("enter", times=2)
+    fences = [line["fence"] for line in scene.notes()]
+    assert fences == ["000000000000001", "000000000000002"]
+
+
 def test_a_retry_does_not_begin_before_its_predecessor_has_ended(prefork, workshop, scene):
     # throw=False: the task goes on for a while after it has asked for its retry.
     workshop.unique_retrying.apply_async((scene.name, 0, False), queue=prefork.queue)
@@ -241,6 +328,20 @@ def test_the_lock_id_is_in_that_one_message_only(prefork, workshop, scene, broke
     assert lock_id not in json.dumps(scene.notes())
     assert lock_id not in prefork.log
     assert "TaskPool: Apply" in prefork.log  # the line that prints a request
+
+
+def test_what_is_published_in_the_middle_of_publishing_does_not_carry_it(workshop, scene, broker):
+    aside = f"aside-{scene.name}"
+
+    def publish_another(**_):
+        workshop.child.apply_async(("nothing",), queue=aside)
+
+    before_task_publish.connect(publish_another, sender="workshop.unique")
+    try:
+        workshop.unique.apply_async((scene.name,), queue=f"nobody-{scene.name}")
+    finally:
+        before_task_publish.disconnect(publish_another, sender="workshop.unique")
+    assert header_in(broker, aside) == [None]
 
 
 def test_a_retry_that_keeps_the_lock_carries_a_fresh_id(start_worker, workshop, scene, broker):

@@ -16,7 +16,7 @@ import time
 
 import redis
 from celery import Celery, chord, group
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Retry, SoftTimeLimitExceeded
 from celery.signals import before_task_publish
 
 from syncguard import LockLost
@@ -360,6 +360,27 @@ def unique_retrying(self, name, countdown=0, throw=True):
 
 
 @locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
+def unique_repeating(self, name):
+    """Publishes itself again under its own id, by hand: that is no retry."""
+    note(name, "enter")
+    if notes.llen(f"notes:{name}") == 1:
+        self.apply_async((name,), task_id=self.request.id, **_same_queue(self))
+    return current_fence()
+
+
+@locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
+def unique_forgotten(self, name):
+    """Says that it is retried, and publishes no retry."""
+    note(name, "enter")
+    raise Retry("by nobody")
+
+
+@locked_task(app=app, key=lambda name: None, at="publish")
+def unique_without_lock(name):
+    return current_lock() is None
+
+
+@locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
 def unique_moving(self, name, then):
     """Its retry has other arguments, and so another key."""
     note(name, "enter", locked=bool(current_lock() and is_locked(f"unique:{name}")))
@@ -384,6 +405,33 @@ def unique_autoretrying(self, name, always=False):
     if always or self.request.retries < 1:
         raise Flaky
     return self.request.retries
+
+
+@locked_task(
+    app=app,
+    key="unique:{name}",
+    at="publish",
+    ttl_ms=3_000,
+    pending_ttl_ms=20_000,
+    autoretry_for=(Flaky,),
+    retry_kwargs={"countdown": 60},
+)
+def unique_autoretrying_later(name):
+    raise Flaky
+
+
+@locked_task(
+    app=app,
+    key="unique:{name}",
+    at="publish",
+    ttl_ms=3_000,
+    autoretry_for=(Flaky,),
+    retry_kwargs={"countdown": 0, "serializer": "no such"},
+)
+def unique_autoretrying_in_vain(name):
+    """Its retry cannot be published."""
+    note(name, "enter")
+    raise Flaky
 
 
 @locked_task(
@@ -413,6 +461,10 @@ def unique_surviving(self, name):
 def unique_parent(self, name):
     note(name, "enter", header=_header(self), request=repr(self.request))
     child.apply_async((f"unique:{name}",), headers=self.request.headers)
+
+
+def _same_queue(task):
+    return {"queue": task.request.delivery_info["routing_key"]}
 
 
 def _header(task):
@@ -451,6 +503,8 @@ def parent(self, name, how="child"):
     note(key, "fence")
     if how == "child":
         child.delay(key)
+    elif how == "called":
+        middle(None, key)
     elif how == "grandchild":
         grandchild_of.delay(key)
     elif how == "group":
