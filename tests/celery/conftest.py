@@ -24,9 +24,11 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
+from syncguard_celery import current_fence, locked_task
 
 WORKSHOP = Path(__file__).parent / "workshop"
 PATIENCE_S = 30.0
@@ -275,3 +277,23 @@ def scene(workshop: ModuleType) -> Iterator[Scene]:
     scene = Scene(workshop)
     yield scene
     scene.go()  # nobody shall wait for a test that failed
+
+
+@pytest.fixture
+def app(syncguard_backend):
+    """An app in this process, without a worker."""
+    app = Celery("direct", broker="memory://", fixups=[], set_as_current=False)
+    app.conf.syncguard_backend = syncguard_backend
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def settle(app):
+    """A locked task of that app."""
+
+    @locked_task(app=app, name="settle", key="invoice:{invoice_id}", contention_timeout_ms=300)
+    def settle(invoice_id):
+        return current_fence()
+
+    return settle

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from stand_ins import take_away
 
 from syncguard import LockLost
-
-
-def take_away(locks, key):
-    """As an administrator would, or an eviction: the heartbeat finds the lock gone."""
-    info = locks.lookup(key=key)
-    assert locks.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
 
 
 def reachable(pool, how):

@@ -1,0 +1,34 @@
+"""Backends that are another one in all but one thing, and the hand of an administrator."""
+
+from __future__ import annotations
+
+
+def take_away(backend, key):
+    """As an administrator would: the heartbeat finds the lock gone."""
+    info = backend.lookup(key=key)
+    assert backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
+
+
+class Behind:
+    """A backend that is another one in everything that a test does not change."""
+
+    def __init__(self, backend):
+        self.backend = backend
+
+    def __getattr__(self, name):
+        return getattr(self.backend, name)
+
+
+class Slippery(Behind):
+    """Refuses some attempts, as if somebody had held the lock just then and let go at once."""
+
+    def __init__(self, backend, refusals):
+        super().__init__(backend)
+        self.refusals = refusals
+
+    def acquire(self, *args, **options):
+        if self.refusals:
+            self.refusals -= 1
+            with self.backend.acquire(*args, **options):
+                return self.backend.acquire(*args, **options)
+        return self.backend.acquire(*args, **options)

@@ -1,0 +1,128 @@
+"""Every way out lets go of the lock, also when something strikes on the way."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+from celery.app.task import Context
+from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
+from stand_ins import take_away
+
+from syncguard import LockLost
+from syncguard_celery import (
+    current_lock,
+    locked_task,
+)
+from syncguard_celery.calls import Call
+from syncguard_celery.exiting import _publish_retry, _release_unclaimed
+
+
+def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backend):
+    @locked_task(app=app, name="unclaimed", key="k", at="publish")
+    def unclaimed(): ...
+
+    acquired = syncguard_backend.acquire("k", 20_000)
+    unclaimed.push_request(_syncguard_handed_on=acquired.lock_id)
+    _release_unclaimed(sender=unclaimed, task=unclaimed)
+    assert not syncguard_backend.is_locked("k")
+    _release_unclaimed(sender=unclaimed, task=unclaimed)
+    _release_unclaimed(sender=app.tasks["celery.map"], task=app.tasks["celery.map"])
+    unclaimed.pop_request()
+
+
+def test_an_interrupt_between_acquiring_and_running_leaves_no_lock(
+    app, syncguard_backend, monkeypatch
+):
+    @locked_task(app=app, name="struck", key="k")
+    def task(): ...
+
+    def strike(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("syncguard_celery.entering.remember", strike)
+    with pytest.raises(KeyboardInterrupt):
+        task()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_an_interrupt_while_letting_go_leaves_no_lock(app, syncguard_backend, monkeypatch):
+    @locked_task(app=app, name="struck", key="k")
+    def task(): ...
+
+    def strike(*_args, **_options):
+        raise SystemExit
+
+    monkeypatch.setattr("syncguard_celery.exiting._prepare", strike)
+    with pytest.raises(SystemExit):
+        task()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_what_ends_the_process_ends_the_minimum_hold_too(app, syncguard_backend):
+    @locked_task(app=app, name="ending", key="k", min_hold_ms=60_000)
+    def ending():
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        ending()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_the_minimum_hold_counts_from_the_beginning(app, syncguard_backend):
+    @locked_task(app=app, name="busy", key="k", ttl_ms=20_000, min_hold_ms=60_000)
+    def busy():
+        began.append(current_lock().expires_at_ms - 20_000)
+        threading.Event().wait(1)
+
+    began = []
+    busy()
+    assert syncguard_backend.lookup(key="k").expires_at_ms < began[0] + 60_000 + 500
+
+
+def test_a_broken_lock_service_does_not_hide_that_publishing_failed(
+    app, syncguard_redis, monkeypatch
+):
+    @locked_task(app=app, name="unpublished", key="k", at="publish")
+    def unpublished(): ...
+
+    def refuse(*_args, **_options):
+        syncguard_redis.kill()
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(app, "send_task", refuse)
+    with pytest.raises(OperationalError):
+        unpublished.delay()
+
+
+def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monkeypatch):
+    published = []
+
+    @locked_task(app=app, name="broken", key="k", at="publish", bind=True)
+    def broken(self): ...
+
+    holding = SimpleNamespace(
+        retry=(lambda: published.append(1) or 1 / 0, 0.0),
+        backend=syncguard_backend,
+        call=Call("broken", broken, Context(id="x"), app),
+    )
+    acquired = syncguard_backend.acquire("k", 20_000)
+    holding.call.request.__dict__["_syncguard_handed_on"] = acquired.lock_id
+    with pytest.raises(Reject):
+        _publish_retry(holding)
+    assert published
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend):
+    @locked_task(app=app, name="late", key="k", ttl_ms=20_000, on_lost="signal")
+    def late():
+        take_away(syncguard_backend, "k")
+        assert syncguard_backend.acquire("k", 20_000).ok
+        return "done"
+
+    with pytest.raises(LockLost):
+        late()
+    assert syncguard_backend.lookup(key="k").fence == "000000000000002"

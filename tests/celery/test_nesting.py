@@ -1,0 +1,172 @@
+"""Locks inside of locks: on one key or several, in one call stack."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from stand_ins import Behind, take_away
+
+from syncguard import LockLost
+from syncguard.redis import RedisBackend
+from syncguard_celery import (
+    current_fence,
+    current_lock,
+    inherited_fence,
+    locked,
+    locked_task,
+    task_lock_lost,
+)
+
+
+def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_backend):
+    @locked(key="helper:{n}", backend=syncguard_backend)
+    def helper(n):
+        return syncguard_backend.lookup(key=f"helper:{n}").holder
+
+    @app.task(name="plain")
+    def plain():
+        return helper(1)
+
+    assert "helper@" in plain()
+
+
+def test_a_nested_lock_is_let_go_before_the_outer_one(app, syncguard_backend):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        return current_fence(), syncguard_backend.is_locked("outer")
+
+    @locked_task(app=app, name="outer", key="outer")
+    def outer():
+        inside = inner()
+        return inside, syncguard_backend.is_locked("inner"), current_lock().lost
+
+    assert outer() == (("000000000000001", True), False, False)
+
+
+def test_re_entering_a_lost_lock_raises(app, syncguard_backend):
+    depths = []
+
+    @locked_task(app=app, name="again", key="again", ttl_ms=300, on_lost="signal")
+    def again(depth):
+        depths.append(depth)
+        if depth:
+            return None
+        take_away(syncguard_backend, "again")
+        while not current_lock().lost:
+            pass
+        return again(1)
+
+    with pytest.raises(LockLost):
+        again(0)
+    assert depths == [0]
+
+
+def test_the_same_key_in_another_backend_is_another_lock(app, syncguard_redis):
+    with RedisBackend.from_url(syncguard_redis.url, key_prefix="other") as other:
+
+        @locked(key="k", backend=other)
+        def inner():
+            return other.is_locked("k")
+
+        @locked_task(app=app, name="outer", key="k")
+        def outer():
+            return inner()
+
+        assert outer()
+
+
+def test_a_task_that_runs_itself_inherits_from_itself(app):
+    @locked_task(app=app, name="descend", key="level:{level}")
+    def descend(level):
+        if level < 2:
+            return descend.apply((level + 1,)).result
+        return [inherited_fence(f"level:{above}") for above in range(3)]
+
+    assert descend.apply((0,)).result == ["000000000000001", "000000000000001", None]
+
+
+def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syncguard_backend):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        take_away(syncguard_backend, "outer")
+        threading.Event().wait(20)
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    def outer():
+        inner()
+
+    with pytest.raises(LockLost):
+        outer()
+    assert not syncguard_backend.is_locked("inner")
+
+
+@pytest.fixture
+def lost():
+    """Set when somebody's lock was lost, and the interrupt is under way."""
+    event = threading.Event()
+
+    def receiver(**_facts):
+        event.set()
+
+    task_lock_lost.connect(receiver)
+    yield event
+    task_lock_lost.disconnect(receiver)
+
+
+@pytest.mark.parametrize("on_lost", ["signal", lambda: None], ids=["signal", "callable"])
+def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backend, lost, on_lost):
+    @locked_task(app=app, name="inner", key="inner")
+    def inner():
+        ran.append("inner")
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600, on_lost=on_lost)
+    def outer():
+        take_away(syncguard_backend, "outer")
+        assert lost.wait(10)
+        inner()
+        ran.append("outer")
+
+    ran = []
+    with pytest.raises(LockLost):
+        outer()
+    assert ran == ["inner", "outer"]
+
+
+@pytest.mark.parametrize("moment", ["acquire", "release"])
+def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands(
+    app, syncguard_backend, lost, moment
+):
+    class Fateful(Behind):
+        """The outer lock is lost when the server has answered, and nobody knows the answer yet."""
+
+        def acquire(self, *args, **options):
+            answer = self.backend.acquire(*args, **options)
+            if moment == "acquire":
+                self.lose()
+            return answer
+
+        def release(self, *args, **options):
+            if moment == "release" and not lost.is_set():
+                self.lose()
+            return self.backend.release(*args, **options)
+
+        def lose(self):
+            take_away(syncguard_backend, "outer")
+            assert lost.wait(10)
+            undisturbed.append(moment)
+
+    @locked(key="inner", backend=Fateful(syncguard_backend), ttl_ms=20_000)
+    def inner(): ...
+
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    def outer():
+        inner()
+        survived.append("to the end")
+
+    undisturbed, survived = [], []
+    with pytest.raises(LockLost):
+        outer()
+    assert undisturbed == [moment]
+    assert not survived
+    assert not syncguard_backend.is_locked("inner")
