@@ -74,10 +74,14 @@ class AsyncWire:
     async def _take(self, *, checked: bool) -> tuple[AsyncConnection, bool]:
         if self._spare:
             connection, given_at = self._spare.pop()
+            fresh = time.monotonic() - given_at <= FRESH_FOR_S
             # As in Wire: what cannot be sent twice without a doubt takes a connection that lives.
-            if time.monotonic() - given_at <= FRESH_FOR_S and not (
-                checked and await is_closed(connection)
-            ):
+            if fresh and not checked:
+                return connection, True
+            if await is_closed(connection):
+                # Here, because redis-py's pool need not notice, and would hand it out as it is.
+                await connection.disconnect(nowait=True)
+            elif fresh:
                 return connection, True
             await self._pool.release(connection)
         return await take_async(self._pool), False

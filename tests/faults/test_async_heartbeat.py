@@ -14,8 +14,10 @@ from syncguard import (
     LockError,
     LockLost,
     aio,
+    async_heartbeat,
 )
 from syncguard.clock import holder_clock_ms
+from syncguard.held import Held
 from syncguard.redis import AsyncRedisBackend
 from syncguard.testing import RedisServer
 
@@ -35,6 +37,23 @@ def test_asyncio_a_loop_that_used_heartbeats_is_not_kept_alive(
     assert loop() is None
 
 
+def test_asyncio_the_task_ends_when_nothing_has_needed_it_for_a_while(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_heartbeat, "IDLE_MS", 50)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            for _ in range(2):
+                async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+                    before = held.expires_at_ms
+                    await wait_until_async(lambda: held.expires_at_ms > before)  # noqa: B023
+                await wait_until_async(lambda: loop not in async_heartbeat._heartbeats)
+
+    asyncio.run(main())
+
+
 def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
@@ -44,6 +63,20 @@ def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: Redis
                     assert await backend.is_locked("k")
                 assert not held.lost
             assert not await backend.is_locked("k")
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_script_flush_does_not_end_the_heartbeat(syncguard_redis: RedisServer) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
+                first = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > first)
+                syncguard_redis.client().script_flush()
+                before = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > before or held.lost)
+                assert not held.lost
 
     asyncio.run(main())
 
@@ -111,5 +144,98 @@ def test_asyncio_a_dead_server_is_told_by_the_holders_clock(frail_redis: RedisSe
                     frail_redis.kill()
                     await wait_until_async(lambda: held.lost)
         assert [error.code for error in errors] in (["ServiceUnavailable"], ["NetworkTimeout"])
+
+    asyncio.run(main())
+
+
+def test_asyncio_the_deadline_counts_from_the_sending_and_not_from_the_answer(
+    frail_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=1_800, auto_extend=True) as held:
+                first = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > first)
+                heartbeat = async_heartbeat._heartbeats[asyncio.get_running_loop()]
+                lane = heartbeat._lanes[id(backend)]
+                before = held.expires_at_ms
+                with frail_redis.paused():
+                    paused_at = holder_clock_ms()
+                    await wait_until_async(lambda: lane.used_at_ms > paused_at)
+                    unanswered_at = holder_clock_ms()
+                await wait_until_async(lambda: held.expires_at_ms > before)
+                assert held.deadline_ms <= unanswered_at + 1_800
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_lock_that_was_force_released_is_lost_at_the_next_beat(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        told: list[float] = []
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            with pytest.raises(LockLost):
+                async with aio.lock(
+                    backend,
+                    "k",
+                    ttl_ms=3_000,
+                    auto_extend=True,
+                    on_lost=lambda: told.append(holder_clock_ms()),
+                ) as held:
+                    await backend.release(held.lock_id)
+                    await wait_until_async(lambda: bool(told))
+                    # Well before its last moments, because the server said so.
+                    assert told[0] < held.deadline_ms - 1_000
+                    assert held.lost
+
+    asyncio.run(main())
+
+
+def test_asyncio_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        told: list[Held] = []
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            with pytest.raises(LockLost):
+                async with aio.lock(
+                    backend,
+                    "k",
+                    ttl_ms=300,
+                    auto_extend=True,
+                    max_hold_ms=900,
+                    on_lost=told.append,
+                ) as held:
+                    await wait_until_async(lambda: bool(told))
+            assert held.deadline_ms - held._grant.sent_at_ms <= 900 + 300
+
+    asyncio.run(main())
+
+
+def test_asyncio_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        told: list[Held] = []
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            with pytest.raises(LockLost):
+                async with aio.lock(backend, "k", ttl_ms=200, on_lost=told.append) as held:
+                    await wait_until_async(lambda: bool(told))
+        assert told == [held]
+
+    asyncio.run(main())
+
+
+def test_asyncio_what_the_body_raised_wins_over_the_lost_lock(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            with pytest.raises(ZeroDivisionError):
+                async with aio.lock(backend, "k") as held:
+                    await backend.release(held.lock_id)
+                    raise ZeroDivisionError
+            assert held.lost
 
     asyncio.run(main())

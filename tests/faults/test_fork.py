@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 from patience import wait_until
 
-from syncguard import lock
+from syncguard import Acquisition, LockError, LockEvent, lock, with_telemetry
 from syncguard.redis import RedisBackend
+from syncguard.redis.connections import wire_pool
+from syncguard.redis.waiting import Listeners
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -43,6 +45,19 @@ def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(
     assert not held.lost
     held_by_parent.__exit__(None, None, None)
     assert not backend.is_locked("k")
+
+
+def test_a_child_may_ask_for_the_lock_that_its_parent_holds(backend: RedisBackend) -> None:
+    shared = lock(backend, "k", ttl_ms=20_000, acquisition=Acquisition(max_retries=0))
+
+    def ask() -> None:
+        with pytest.raises(LockError) as caught:
+            shared.__enter__()
+        assert caught.value.code == "AcquisitionTimeout", "it is the parent that uses it"
+
+    with shared:
+        in_child(ask)
+        assert backend.is_locked("k")
 
 
 def test_a_child_that_leaves_a_handles_block_does_not_release_it(backend: RedisBackend) -> None:
@@ -90,6 +105,19 @@ def test_a_childs_own_locks_are_extended(backend: RedisBackend) -> None:
         wait_until(lambda: parents.expires_at_ms > before)
 
 
+def test_the_extensions_of_a_child_are_reported_there(backend: RedisBackend) -> None:
+    events: list[LockEvent] = []
+    reporting = with_telemetry(backend, events.append)
+
+    def hold_one() -> None:
+        events.clear()
+        with lock(reporting, "k", ttl_ms=300, auto_extend=True):
+            wait_until(lambda: "extend" in [event.type for event in events])
+
+    hold_one()
+    in_child(hold_one)
+
+
 def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) -> None:
     """The connection that the backend keeps between calls must not be shared by a fork."""
     backend.release(_acquire(backend, "warm"))
@@ -108,6 +136,20 @@ def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) 
     for round in range(100):
         assert backend.release(_acquire(backend, f"parent-{round}")).ok
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+
+
+def test_the_parents_waiters_take_no_place_in_the_child(backend: RedisBackend) -> None:
+    pool = wire_pool(backend._client)
+    assert pool is not None
+    listeners = Listeners()
+    listeners._inside = [None] * pool.max_connections
+    assert not listeners.admit(pool)
+
+    def listen() -> None:
+        assert listeners.admit(pool)
+
+    in_child(listen)
+    assert not listeners.admit(pool)
 
 
 def _acquire(backend: RedisBackend, key: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -13,8 +15,11 @@ import redis
 from patience import TTL_MS, wait_until
 
 from syncguard import (
+    ExtendResult,
+    LockError,
     LockEvent,
     LockLost,
+    generate_lock_id,
     heartbeat,
     lanes,
     lock,
@@ -65,6 +70,22 @@ def test_a_script_flush_does_not_end_the_heartbeat(
         syncguard_redis.client().script_flush()
         before = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_the_deadline_counts_from_the_sending_and_not_from_the_answer(
+    frail_redis: RedisServer,
+) -> None:
+    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
+        with lock(backend, "k", ttl_ms=1_800, auto_extend=True) as held:
+            first = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > first)
+            lane = heartbeat._heartbeat._lanes[id(backend)]
+            before = held.expires_at_ms
+            with frail_redis.paused():
+                wait_until(lambda: bool(lane.in_flight))
+                unanswered_at = holder_clock_ms()
+            wait_until(lambda: held.expires_at_ms > before)
+            assert held.deadline_ms <= unanswered_at + 1_800
 
 
 def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: RedisServer) -> None:
@@ -155,6 +176,36 @@ def test_half_a_reply_from_one_server_does_not_stop_the_others(
                     relay.stingy = True
                     wait_until(lambda: held.lost)
             assert not healthy.lost
+
+
+def test_extensions_that_the_kernel_does_not_take_at_once_follow_with_the_answers(
+    frail_redis: RedisServer,
+) -> None:
+    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
+        channel = backend.open_extend_channel(20_000)
+        assert channel is not None
+        channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        with frail_redis.paused():
+            channel.send([(generate_lock_id(), 1_000) for _ in range(5_000)])
+            assert channel._unsent, "the kernel took it all"
+        answers: list[ExtendResult | LockError] = []
+        while len(answers) < 5_000:
+            assert select.select([channel], [], [], 20)[0], "the rest never followed"
+            answers += channel.receive()
+        channel.close()
+    assert answers == [ExtendResult(False)] * 5_000
+
+
+def test_a_connection_to_a_server_that_hangs_is_given_up_in_the_time_that_is_left(
+    frail_redis: RedisServer,
+) -> None:
+    client = redis.Redis(port=frail_redis.port, socket_timeout=None)
+    with RedisBackend(client) as backend, ThreadPoolExecutor() as pool, frail_redis.paused():
+        opening = pool.submit(backend.open_extend_channel, 200)
+        with pytest.raises(LockError) as caught:
+            opening.result(timeout=20)
+    assert caught.value.code == "NetworkTimeout"
+    client.close()
 
 
 class Stingy:

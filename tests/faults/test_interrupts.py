@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, SimpleNamespace
 
 import pytest
 import redis
@@ -59,6 +59,38 @@ def test_an_interrupted_acquire_leaves_no_lock_and_lets_the_interrupt_through(
             backend.acquire("k", ttl_ms=60_000)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
+
+
+def test_an_interrupted_adopt_leaves_no_lock_and_lets_the_interrupt_through(
+    server: RedisServer, interrupt: type[BaseException]
+) -> None:
+    with RedisBackend(redis.Redis(port=server.port)) as backend:
+        acquired = backend.acquire("k", ttl_ms=60_000)
+        assert acquired.ok
+        handed_on = backend.adopt(acquired.lock_id)  # so that Redis knows the script
+        assert handed_on.ok
+        with pytest.raises(interrupt):
+            strike_while_hanging(server)
+            backend.adopt(handed_on.lock_id, ttl_ms=60_000)
+        assert not backend.is_locked("k")
+        assert backend.count_live_locks() == 0
+
+
+def test_a_request_that_arrives_after_its_undoing_is_undone_too(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RedisBackend(redis.Redis(port=server.port)) as backend:
+        call = backend.acquire_call("k", 60_000, None, 0)
+        arrived: list[object] = []
+
+        def sleep(seconds: float) -> None:
+            if seconds and not arrived:
+                arrived.append(backend.run_acquire(call, 60_000))
+
+        monkeypatch.setattr("syncguard.redis.client.time", SimpleNamespace(sleep=sleep))
+        backend.undo(call.lock_id)
+        assert arrived
+        assert not backend.is_locked("k")
 
 
 def test_after_an_interrupt_no_call_reads_the_reply_to_another(

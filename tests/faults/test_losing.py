@@ -64,6 +64,16 @@ def test_a_lost_lock_stays_lost_when_the_server_is_back(frail_redis: RedisServer
         wait_until(lambda: not backend.is_locked("k"))
 
 
+def test_a_lock_that_was_seen_as_lost_is_lost_for_good(backend: RedisBackend) -> None:
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=60_000) as held:
+            held.renewed(holder_clock_ms() - 60_000, 60_000, held.expires_at_ms)
+            assert held.lost
+            # An answer that came too late: somebody may have acted upon the loss already.
+            held.renewed(holder_clock_ms(), 60_000, held.expires_at_ms)
+            assert held.lost
+
+
 def test_what_the_body_raised_wins_over_the_lost_lock(frail_redis: RedisServer) -> None:
     with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
         with pytest.raises(ZeroDivisionError):

@@ -16,7 +16,9 @@ from patience import wait_until
 from syncguard import Acquisition, LockError, lock
 from syncguard.backend import Refusal
 from syncguard.redis import RedisBackend
+from syncguard.redis.connections import wire_pool
 from syncguard.redis.names import Names
+from syncguard.redis.waiting import pass_on
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
@@ -168,6 +170,82 @@ def test_a_waiter_that_leaves_passes_its_wake_up_on(
     wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
 
 
+def test_a_waiter_whose_attempt_failed_passes_its_wake_up_on(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    client = syncguard_redis.client()
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    waiter = backend.open_waiter("k")
+    waiter.attempt(1_000, None, 40_000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter.wait, 40_000, None)
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        holder.release()
+        assert waiting.result(timeout=20) is True
+    client.set(NAMES.fence, "not a number")
+    with pytest.raises(LockError):
+        waiter.attempt(1_000, None, 40_000)
+    waiter.close()
+    wait_until(lambda: client.llen(NAMES.wake) == 1)
+
+
+def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    signal = threading.Event()
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    waiter = backend.open_waiter("k")
+    waiter.attempt(1_000, None, 40_000)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter.wait, 40_000, signal)
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        signal.set()
+        with pytest.raises(LockError):
+            waiting.result(timeout=20)
+    # Redis still has it for a listener, and hands it the wake-up.
+    assert blocked_clients(syncguard_redis) == 1
+    holder.release()
+    assert blocked_clients(syncguard_redis) == 0
+    waiter.close()
+    wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
+
+
+def leave(backend: RedisBackend) -> None:
+    """What a waiter does that may have swallowed a wake-up."""
+    pool = wire_pool(backend._client)
+    assert pool is not None
+    pass_on(backend.pass_on_call("k"), pool)
+
+
+def test_a_waiter_that_leaves_a_held_lock_wakes_nobody(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    assert backend.acquire("k").ok
+    refuse(backend, 40_000)
+    leave(backend)
+    assert not syncguard_redis.client().exists(NAMES.wake)
+
+
+def test_the_last_waiter_that_leaves_wakes_nobody(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    leave(backend)
+    assert not syncguard_redis.client().exists(NAMES.wake)
+
+
+def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_does_not_stay(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    client = syncguard_redis.client()
+    client.set(NAMES.waiting, "1", px=40_000)
+    for _ in range(3):
+        leave(backend)
+    assert client.llen(NAMES.wake) == 1
+    assert 0 < client.pttl(NAMES.wake) <= 2_000
+
+
 def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
@@ -215,6 +293,25 @@ def test_waiters_of_all_backends_leave_half_of_the_pool_to_the_others(
             wait_until(lambda: blocked_clients(syncguard_redis) == 5)
         for waiter in waiters:
             waiter.result(timeout=60)
+    client.close()
+
+
+def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    with RedisBackend(client) as backend, ThreadPoolExecutor() as pool:
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        brief = Acquisition(timeout_ms=20, retry_delay_ms=50_000)
+        for _ in range(6):
+            with pytest.raises(LockError):
+                lock(backend, "k", acquisition=brief).__enter__()
+        wait_until(lambda: blocked_clients(syncguard_redis) == 0)
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
+        try:
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        finally:
+            holder.release()
+        assert backend.release(waiter.result(timeout=60).lock_id).ok
     client.close()
 
 

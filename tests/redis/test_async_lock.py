@@ -12,7 +12,8 @@ import pytest
 from syncguard import Acquisition, LockError, LockLost, aio
 from syncguard.aio import AsyncAcquired, Contended, ExtendResult, ReleaseResult
 from syncguard.disposal import Disposal
-from syncguard.redis import AsyncRedisBackend
+from syncguard.redis import AsyncRedisBackend, async_wire
+from syncguard.redis.connections import AsyncConnection, AsyncPool
 from syncguard.testing import RedisServer
 
 ONCE = Acquisition(max_retries=0, timeout_ms=0)
@@ -42,6 +43,20 @@ def test_the_lock_is_held_in_the_block_and_free_after_it(syncguard_redis: RedisS
                 await aio.lock(backend, "k", acquisition=ONCE).__aenter__()
             assert caught.value.code == "AcquisitionTimeout"
         assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        signal = asyncio.Event()
+        signal.set()
+        with pytest.raises(LockError) as caught:
+            await aio.lock(backend, "k", signal=signal).__aenter__()
+        assert caught.value.code == "Aborted"
+        assert await backend.count_fence_counters() == 0
 
     run(syncguard_redis, body)
 
@@ -107,6 +122,43 @@ def test_a_lock_that_somebody_took_away_is_reported_on_leaving(
             async with aio.lock(backend, "k", on_lost=told.append) as held:
                 await backend.release(held.lock_id)
         assert told == [held]
+
+    run(syncguard_redis, body)
+
+
+def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
+    """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with backend_on(server) as backend:
+                with pytest.raises(LockLost):
+                    async with aio.lock(backend, "k", ttl_ms=30_000):
+                        server.kill()
+                        server.restart()
+
+    asyncio.run(main())
+
+
+def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    original = async_wire.take_async
+
+    async def take(pool: AsyncPool) -> AsyncConnection:
+        taken.append("from the pool")
+        return await original(pool)
+
+    async def body(backend: AsyncRedisBackend) -> None:
+        monkeypatch.setattr(async_wire, "take_async", take)
+        monkeypatch.setattr(async_wire, "FRESH_FOR_S", 60.0)
+        await backend.is_locked("k")
+        await backend.is_locked("k")
+        assert len(taken) == 1
+        monkeypatch.setattr(async_wire, "FRESH_FOR_S", 0.0)
+        await backend.is_locked("k")
+        assert len(taken) == 2
 
     run(syncguard_redis, body)
 
@@ -266,5 +318,20 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
         asyncio.get_running_loop().call_later(0.3, syncguard_redis.resume)
         async with aio.lock(backend, "k", ttl_ms=100) as held:
             assert held.fence == "000000000000002"
+
+    run(syncguard_redis, body)
+
+
+def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        await backend.is_locked("warm")
+        syncguard_redis.pause()
+        asyncio.get_running_loop().call_later(0.7, syncguard_redis.resume)
+        with pytest.raises(LockError) as caught:
+            await aio.lock(backend, "k", ttl_ms=600, acquisition=ONCE).__aenter__()
+        assert caught.value.code == "AcquisitionTimeout"
+        assert not await backend.is_locked("k")
 
     run(syncguard_redis, body)

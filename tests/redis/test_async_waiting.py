@@ -85,6 +85,27 @@ def test_every_one_of_several_waiters_gets_its_turn(client, holder, take):
     assert len({waiter() for waiter in waiters}) == 4
 
 
+def test_a_waiter_that_leaves_passes_its_wake_up_on(syncguard_redis, client, holder):
+    async def until(condition):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+    async def main():
+        held = holder.acquire("k", MINUTES_MS)
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            waiter = backend.open_waiter("k")
+            await waiter.attempt(1_000, None, MINUTES_MS)
+            waiting = asyncio.ensure_future(waiter.wait(MINUTES_MS, None))
+            await until(lambda: client.info("clients")["blocked_clients"] == 1)
+            held.release()
+            assert await waiting is True
+            # It has the wake-up in its hands, and goes without trying.
+            await waiter.close()
+            await until(lambda: client.llen("syncguard:id::wake:syncguard:k") == 1)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_waiter_is_there_when_the_holder_expires(holder, take):
     holder.acquire("k", 400)
     assert take("k", acquisition=PATIENT) == "000000000000002"

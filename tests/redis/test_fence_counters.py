@@ -161,3 +161,11 @@ def test_taking_locks_sweeps_the_list_too(client, backend):
     for n in range(3):
         backend.acquire(f"new {n}", 60_000)
     assert client.zcard("syncguard:id::live") == 3
+
+
+def test_taking_the_same_lock_again_and_again_sweeps_the_list_too(client, backend):
+    backend.acquire("k", 60_000).release()
+    client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
+    for _ in range(64):
+        backend.acquire("k", 60_000).release()
+    assert client.zcard("syncguard:id::live") == 0

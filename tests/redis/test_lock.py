@@ -27,6 +27,7 @@ from syncguard.disposal import Disposal
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard.types import ReleaseErrorContext
+from syncguard.waiting import open_waiter
 
 ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
@@ -58,6 +59,17 @@ def test_a_held_lock_is_refused_to_others(backend: RedisBackend) -> None:
     with lock(backend, "k"), pytest.raises(LockError) as caught:
         lock(backend, "k", acquisition=ONCE).__enter__()
     assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(
+    backend: RedisBackend,
+) -> None:
+    signal = threading.Event()
+    signal.set()
+    with pytest.raises(LockError) as caught:
+        lock(backend, "k", signal=signal).__enter__()
+    assert caught.value.code == "Aborted"
+    assert backend.count_fence_counters() == 0
 
 
 def test_a_backend_has_lock_as_a_method_too(backend: RedisBackend) -> None:
@@ -325,6 +337,16 @@ def test_a_plain_backends_wait_ends_with_its_signal(backend: RedisBackend) -> No
     assert caught.value.code == "Aborted"
 
 
+def test_what_an_interrupted_attempt_took_from_a_plain_backend_is_given_back(
+    backend: RedisBackend,
+) -> None:
+    waiter = open_waiter(Plain(backend), "k")  # type: ignore[arg-type]
+    waiter.attempt(60_000, None, 0)
+    assert backend.is_locked("k")
+    waiter.forsake()
+    assert not backend.is_locked("k")
+
+
 def test_a_heartbeat_that_cannot_start_leaves_no_lock(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,6 +370,19 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
             # Granted at the second attempt: of the first, nobody could say how long it lasts.
             assert not held.lost
             assert held.fence == "000000000000002"
+
+
+def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
+    syncguard_redis: RedisServer,
+) -> None:
+    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+        backend.is_locked("warm")
+        syncguard_redis.pause()
+        threading.Timer(0.7, syncguard_redis.resume).start()
+        with pytest.raises(LockError) as caught:
+            lock(backend, "k", ttl_ms=600, acquisition=ONCE).__enter__()
+        assert caught.value.code == "AcquisitionTimeout"
+        assert not backend.is_locked("k")
 
 
 def test_sync_lock_names_are_public() -> None:

@@ -84,6 +84,12 @@ def test_an_index_that_points_at_nothing_finds_nothing(client, backend, mutate):
     assert not client.exists("syncguard:k")
 
 
+def test_releasing_by_an_index_that_points_at_nothing_removes_the_index(client, backend):
+    client.set(f"syncguard:id:{MINE}", "syncguard:k")
+    assert not backend.release(MINE).ok
+    assert list(client.scan_iter()) == []
+
+
 # -- expiry by the record -------------------------------------------------------------------------
 
 
@@ -141,6 +147,13 @@ def test_an_expired_record_is_not_listed(client, backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     assert backend.live_locks() == []
     assert backend.count_live_locks() == 0
+
+
+def test_an_expired_record_takes_nobodys_place_in_the_list(client, backend):
+    live = backend.acquire("here", 60_000)
+    plant(client, "gone", expired_for_ms=LONG_GONE_MS)
+    assert [info.fence for info in backend.live_locks(limit=1)] == [live.fence]
+    assert client.zrange("syncguard:id::live", 0, -1) == ["syncguard:here"]
 
 
 # -- cleanup --------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from syncguard import ReleaseResult
-from syncguard.redis import RedisBackend, readiness
+from syncguard.redis import RedisBackend, readiness, wire
+from syncguard.redis.connections import Connection, Pool
 from syncguard.redis.readiness import NEAR_S, Nearness, look_at
 from syncguard.testing import RedisServer
 
@@ -145,6 +146,37 @@ def test_a_kept_connection_that_somebody_closed_is_replaced(syncguard_redis: Red
         assert held.ok
         client.connection_pool.disconnect()
         assert backend.release(held.lock_id) == ReleaseResult(True)
+
+
+def test_kept_connections_that_somebody_closed_do_not_use_the_pool_up(
+    syncguard_redis: RedisServer,
+) -> None:
+    client = syncguard_redis.client(max_connections=10)
+    with client, RedisBackend(client) as backend:
+        for _ in range(20):
+            assert backend.is_locked("k") is False
+            client.connection_pool.disconnect()
+
+
+def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    original = wire.take
+
+    def take(pool: Pool) -> Connection:
+        taken.append("from the pool")
+        return original(pool)
+
+    monkeypatch.setattr(wire, "take", take)
+    monkeypatch.setattr(wire, "FRESH_FOR_S", 60.0)
+    with RedisBackend(syncguard_redis.client()) as backend:
+        backend.is_locked("k")
+        backend.is_locked("k")
+        assert len(taken) == 1
+        monkeypatch.setattr(wire, "FRESH_FOR_S", 0.0)
+        backend.is_locked("k")
+        assert len(taken) == 2
 
 
 def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(

@@ -153,6 +153,19 @@ def test_a_server_that_does_not_answer_is_a_network_timeout(syncguard_redis, mak
         assert code_of(lambda: backend.acquire("k")) == "NetworkTimeout"
 
 
+def test_a_client_without_retries_does_not_ask_a_server_that_hangs_again(
+    syncguard_redis, client, make_backend
+):
+    """A kept connection may have died with a server that is back; a time-out says otherwise."""
+    backend = make_backend(client={"socket_timeout": 0.3})
+    backend.is_locked("k")
+    before = client.info("stats")["total_connections_received"]
+    with syncguard_redis.paused():
+        assert code_of(lambda: backend.is_locked("k")) == "NetworkTimeout"
+    client.ping()
+    assert client.info("stats")["total_connections_received"] == before
+
+
 def test_a_pool_that_is_used_up_is_rate_limited(syncguard_redis):
     import redis
 

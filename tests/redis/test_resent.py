@@ -12,11 +12,15 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from syncguard import LockError, generate_lock_id
+from syncguard.redis import scripts
 
 
 @pytest.fixture
-def backend(backend_on, wiretap, request):
+def backend(backend_on, wiretap, request, client):
     """Retries once, as redis-py's default client does several times."""
+    for script in vars(scripts).values():
+        if isinstance(script, scripts.Script):  # or the lost reply would be that it is unknown
+            client.script_load(script.text)
     kind = Retry if request.node.callspec.params["backend_on"] == "blocking" else AsyncRetry
     backend = backend_on(wiretap, client={"retry": kind(NoBackoff(), 1)})
     backend.is_locked("warm up: the connection's own commands are not to be lost")
@@ -81,6 +85,17 @@ def test_a_resent_adopt_is_a_success_under_the_same_fresh_id(backend, wiretap):
     assert adopted.ok
     assert adopted.fence == lock.fence
     assert adopted.release().ok
+
+
+def test_a_client_without_retries_resends_only_what_a_kept_connection_lost(backend_on, wiretap):
+    """One that has just come from the pool was alive: then it is the server that fails."""
+    backend = backend_on(wiretap, client={"max_connections": 4})  # so few that none is kept
+    backend.is_locked("warm up")
+    wiretap.lose_next_reply()
+    with pytest.raises(LockError) as caught:
+        backend.is_locked("k")
+    assert caught.value.code == "ServiceUnavailable"
+    assert wiretap.lost.is_set()
 
 
 def test_a_release_that_failed_on_the_network_can_be_tried_again(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import redis
+import redis.asyncio
 
 from syncguard import LockError
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -61,6 +61,21 @@ def test_one_after_the_other_operations_share_one_connection(client, backend):
     for _ in range(10):
         use(backend)
     assert client.info("stats")["total_connections_received"] == before
+
+
+def test_no_connection_of_a_small_pool_is_kept_back(syncguard_redis):
+    with syncguard_redis.client(max_connections=1) as client:
+        assert RedisBackend(client).is_locked("k") is False
+        assert client.ping()
+
+
+def test_no_connection_of_a_small_asyncio_pool_is_kept_back(syncguard_redis):
+    async def main():
+        async with redis.asyncio.Redis(port=syncguard_redis.port, max_connections=1) as client:
+            assert await AsyncRedisBackend(client).is_locked("k") is False
+            assert await client.ping()
+
+    asyncio.run(main())
 
 
 def test_scripts_are_brought_back_after_a_script_flush(client, backend):

@@ -206,3 +206,11 @@ def test_a_lock_that_another_language_took_is_seen_and_respected(client, backend
     assert backend.extend(lock_id, 60_000).ok
     assert backend.release(lock_id).ok
     assert backend.acquire("shared", 60_000).fence == "000000000000010"
+
+
+def test_a_lock_that_another_language_released_takes_nobodys_place_in_the_list(client, backend):
+    """It knows nothing of our list, and leaves its entry behind."""
+    gone, here = backend.acquire("gone", 30_000), backend.acquire("here", 60_000)
+    client.delete("syncguard:gone", f"syncguard:id:{gone.lock_id}")
+    assert backend.live_locks(limit=1) == [backend.lookup(lock_id=here.lock_id)]
+    assert client.zrange("syncguard:id::live", 0, -1) == ["syncguard:here"]

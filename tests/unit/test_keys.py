@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 import unicodedata
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -95,6 +96,16 @@ def test_a_lone_surrogate_is_no_key_and_the_error_does_not_carry_it():
 @pytest.mark.parametrize("key", ["k" * 513, "k" * 10**6, "secret\ud800"], ids=lambda k: k[:6])
 def test_the_error_names_the_rule_and_not_the_key(key):
     assert key[:6] not in refused(normalize_and_validate_key, key)
+
+
+def test_a_key_that_is_far_too_long_is_refused_before_it_is_normalised(monkeypatch):
+    """Normalising megabytes is work that a stranger could give us."""
+
+    def normalize(_form, _text):
+        raise AssertionError("the key was normalised")
+
+    monkeypatch.setattr("syncguard.keys.unicodedata", SimpleNamespace(normalize=normalize))
+    refused(normalize_and_validate_key, "\u00e9" * 10**6)
 
 
 # -- storage keys ---------------------------------------------------------------------------------
@@ -213,6 +224,10 @@ def test_a_keyed_hash_looks_like_a_plain_one_and_depends_on_the_secret():
 def test_a_keyed_hash_is_96_bits_of_hmac_sha_256():
     # From RFC 4231, test case 2.
     assert keyed_hash(b"Jefe", "what do ya want for nothing?") == "5bdcc146bf60754e6a042426"
+
+
+def test_a_keyed_hash_does_not_depend_on_the_form_of_the_text():
+    assert keyed_hash(b"secret", "e\u0301") == keyed_hash(b"secret", "\u00e9")
 
 
 # -- lock ids -------------------------------------------------------------------------------------

@@ -175,3 +175,12 @@ def test_locks_are_due_in_the_order_of_their_time(schedule):
 def test_all_that_is_due_is_taken_at_once(schedule):
     beats = [watch(schedule) for _ in range(1_000)]
     assert schedule.take_due(START + 1_000) == ([], beats)
+
+
+def test_locks_that_were_let_go_do_not_pile_up(schedule):
+    """Short blocks under a long TTL: their time would come much later."""
+    kept = watch(schedule)
+    for _ in range(1_000):
+        schedule.remove(watch(schedule, ttl_ms=TTL * 1_000))
+    assert len(schedule._heap) < 100
+    assert schedule.take_due(START + TTL / 3) == ([], [kept])

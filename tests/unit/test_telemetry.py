@@ -143,6 +143,16 @@ def test_leaving_a_block_reports_the_release(backend, events):
     assert [event.type for event in events] == ["acquire", "release"]
 
 
+def test_letting_an_adopted_lock_go_is_reported_too(backend, events):
+    adopted = backend.adopt(backend.acquire("k", 60_000).lock_id, 60_000)
+    events.clear()
+    with adopted:
+        pass
+    [event] = events
+    assert (event.type, event.result) == ("release", "ok")
+    assert event.lock_id_hash == hash_key(adopted.lock_id)
+
+
 def test_every_event_is_of_a_known_kind_with_a_known_result_and_reason(backend, events):
     lock_id = backend.acquire("k", 60_000).lock_id
     backend.acquire("k", 60_000)
@@ -333,3 +343,12 @@ def test_the_asyncio_lock_reports_what_it_does(server, events):
         ("acquire", "fail", "locked"),
         ("release", "ok", None),
     ]
+
+
+def test_what_an_interrupted_attempt_took_is_given_back(server, events):
+    backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), events.append)
+    waiter = backend.open_waiter("k")
+    waiter.attempt(60_000, None, 0)
+    assert backend.is_locked("k")
+    waiter.forsake()
+    assert not backend.is_locked("k")

@@ -71,6 +71,12 @@ class ListingConformance(Setting):
         assert new.ok
         assert [info.lock_id_hash for info in backend.live_locks()] == [hash_key(new.lock_id)]
 
+    def test_an_adopted_lock_moves_in_the_list(self, backend: LockBackend) -> None:
+        first = acquired(backend, "first", 20_000)
+        acquired(backend, "second", 40_000)
+        assert backend.adopt(first.lock_id, 60_000).ok
+        assert _hashes(backend.live_locks()) == [hash_key("second"), hash_key("first")]
+
     def test_a_refused_acquire_lists_nothing_more(self, backend: LockBackend) -> None:
         acquired(backend, "k")
         backend.acquire("k", LONG_MS)
