@@ -164,7 +164,7 @@ def exists(dotted: str) -> bool:
 def unknown_names(span: str) -> list[str]:
     """What in this code span looks like one of our names, and is none."""
     modules()
-    if span in LOGGERS or span in FOREIGN:
+    if span in LOGGERS or span in FOREIGN or ("/" in span and (ROOT / span).is_file()):
         return []
     bare = re.sub(r"\"[^\"]*\"|'[^']*'", "", span)
     wrong = [option for option in re.findall(r"--[a-z][a-z-]+", bare) if not is_option(option)]
