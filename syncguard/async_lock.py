@@ -19,7 +19,6 @@ from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
-from syncguard.lock import DEFAULT_ACQUISITION
 from syncguard.losing import announce_async
 from syncguard.options import (
     Options,
@@ -30,7 +29,7 @@ from syncguard.options import (
     was_lost,
 )
 from syncguard.schedule import Beat
-from syncguard.types import Acquisition, OnReleaseError, ReleaseResult, Signal
+from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_async_waiter
 
 if TYPE_CHECKING:

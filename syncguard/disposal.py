@@ -31,6 +31,12 @@ def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
     )
 
 
+def check_callback(name: str, callback: object) -> None:
+    """Refuse what cannot be called; None stands for no callback."""
+    if callback is not None and not callable(callback):
+        raise invalid_argument(f"{name} must be callable")
+
+
 @dataclass(frozen=True, slots=True)
 class Disposal:
     """How a backend's locks are let go: whom to tell of errors, and how long to try."""
@@ -40,8 +46,7 @@ class Disposal:
 
     @classmethod
     def of(cls, on_release_error: OnReleaseError | None, timeout_ms: int | None) -> Disposal:
-        if on_release_error is not None and not callable(on_release_error):
-            raise invalid_argument("on_release_error must be callable")
+        check_callback("on_release_error", on_release_error)
         if timeout_ms is not None:
             validate_ttl_ms(timeout_ms, "dispose_timeout_ms")
         return cls(on_release_error or log_release_error, timeout_ms)

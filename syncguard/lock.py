@@ -30,7 +30,7 @@ from syncguard.options import (
     was_lost,
 )
 from syncguard.schedule import Beat
-from syncguard.types import Acquisition, OnReleaseError, ReleaseResult, Signal
+from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_waiter
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-DEFAULT_ACQUISITION = Acquisition()
 
 
 def lock(

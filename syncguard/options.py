@@ -12,20 +12,19 @@ from typing import Final
 
 from syncguard.backend import check_signal
 from syncguard.clock import holder_clock_ms
-from syncguard.disposal import Disposal
+from syncguard.disposal import Disposal, check_callback
 from syncguard.errors import ErrorContext, LockError, LockLost, invalid_argument
 from syncguard.handles import Grant
 from syncguard.held import Held, OnLost
 from syncguard.keys import normalize_and_validate_key, validate_holder, validate_ttl_ms
 from syncguard.types import (
+    DEFAULT_ACQUISITION,
     Acquisition,
     OnReleaseError,
     ReleaseErrorContext,
     ReleaseResult,
     Signal,
 )
-
-_NO_MATTER: Final = Acquisition()
 
 _LOST_RELEASE_MS: Final = 1_000
 """How long leaving tries to release a lock that is lost already: the server may be gone."""
@@ -57,8 +56,8 @@ class Options:
             validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
             if not self.auto_extend:
                 raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
-        _check_callback("on_lost", self.on_lost)
-        _check_callback("on_release_error", self.on_release_error)
+        check_callback("on_lost", self.on_lost)
+        check_callback("on_release_error", self.on_release_error)
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
             check_signal(self.signal)  # says what is wrong with it
 
@@ -76,7 +75,7 @@ class Options:
         return cls(
             grant.key,
             grant.ttl_ms,
-            _NO_MATTER,
+            DEFAULT_ACQUISITION,
             auto_extend,
             max_hold_ms,
             None,
@@ -101,11 +100,6 @@ class Options:
 
     def release_context(self, held: Held) -> ReleaseErrorContext:
         return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")
-
-
-def _check_callback(name: str, callback: object) -> None:
-    if callback is not None and not callable(callback):
-        raise invalid_argument(f"{name} must be callable")
 
 
 def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:

@@ -162,6 +162,7 @@ class NotAdopted:
 
 
 CONTENDED: Final = Contended()
+DEFAULT_ACQUISITION: Final = Acquisition()
 
 
 def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:

@@ -26,7 +26,7 @@ from syncguard_celery.contention import (
 from syncguard_celery.holding import Holding, enclosing, innermost
 from syncguard_celery.keys import call_with
 from syncguard_celery.labels import holder_label
-from syncguard_celery.losing import Interrupt, interrupt_here
+from syncguard_celery.losing import NoInterrupt, interrupt_here
 from syncguard_celery.luggage import fences_in, key_digest, luggage_of, take_lock
 from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
 from syncguard_celery.propagation import remember
@@ -61,7 +61,7 @@ class Loss:
         self._on_lost = options.on_lost
         self._key_hash = key_hash
         self._since = time.monotonic()
-        self.interrupt = interrupt_here() if options.on_lost == "raise" else Interrupt()
+        self.interrupt = interrupt_here() if options.on_lost == "raise" else NoInterrupt()
 
     def __call__(self, held: Held) -> None:
         self.interrupt.fire()

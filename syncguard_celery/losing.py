@@ -33,9 +33,7 @@ _BREATHS: Final = 3
 
 
 class Interrupt:
-    """By itself it strikes nobody: for ``on_lost="signal"`` and callables."""
-
-    _strikes = False
+    """Strikes one task, once at most. How, its kinds say."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -47,7 +45,7 @@ class Interrupt:
         """From here on the task may be struck. Raises LockLost if it should have been already."""
         with self._guard:
             self._armed = True
-            due = self._strikes and self._requested and not self._struck
+            due = self._requested and not self._struck
             self._struck = self._struck or due
         if due:
             raise LockLost()
@@ -75,10 +73,15 @@ class Interrupt:
     def _call_off(self) -> None: ...
 
 
+class NoInterrupt(Interrupt):
+    """Strikes nobody, now or later: for ``on_lost="signal"`` and callables."""
+
+    def fire(self) -> None: ...
+
+
 class MainThreadInterrupt(Interrupt):
     """Reaches the main thread by a signal."""
 
-    _strikes = True
     _waiting: Final[list[MainThreadInterrupt]] = []
     _sent = False
     _previous: Any = None
@@ -140,8 +143,6 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 class ThreadInterrupt(Interrupt):
     """Reaches any thread at its next bytecode."""
 
-    _strikes = True
-
     def __init__(self) -> None:
         super().__init__()
         self._ident = threading.get_ident()
@@ -165,8 +166,6 @@ def raise_in_thread(ident: int) -> None:
 
 class GreenletInterrupt(Interrupt):
     """Reaches a greenlet of gevent through its hub."""
-
-    _strikes = True
 
     def __init__(self, gevent: Any) -> None:
         super().__init__()

@@ -12,8 +12,8 @@ import pytest
 from syncguard import LockLost
 from syncguard_celery.losing import (
     GreenletInterrupt,
-    Interrupt,
     MainThreadInterrupt,
+    NoInterrupt,
     ThreadInterrupt,
     interrupt_here,
     undisturbed,
@@ -174,7 +174,7 @@ def test_in_the_main_thread_too():
 
 
 def test_nobody_is_struck_who_did_not_ask_for_it():
-    interrupt = Interrupt()
+    interrupt = NoInterrupt()
     interrupt.arm()
     interrupt.fire()
     interrupt.disarm()

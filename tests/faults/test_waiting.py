@@ -13,12 +13,12 @@ import pytest
 import redis
 from patience import wait_until
 
-from syncguard import Acquisition, LockError, lock
+from syncguard import Acquired, Acquisition, LockError, lock
 from syncguard.backend import Refusal
 from syncguard.redis import RedisBackend
 from syncguard.redis.connections import wire_pool
 from syncguard.redis.names import Names
-from syncguard.redis.waiting import pass_on
+from syncguard.redis.waiting import RedisWaiter, pass_on
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
@@ -153,20 +153,31 @@ def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
     assert 0 < client.pttl(NAMES.wake) <= 2_000
 
 
-def test_a_waiter_that_leaves_passes_its_wake_up_on(
-    backend: RedisBackend, syncguard_redis: RedisServer
-) -> None:
+def holder_and_waiter(backend: RedisBackend) -> tuple[Acquired, RedisWaiter]:
+    """Who has the lock, and who was refused it."""
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
     waiter = backend.open_waiter("k")
     waiter.attempt(1_000, None, 40_000)
+    return holder, waiter
+
+
+def woken(backend: RedisBackend, server: RedisServer) -> RedisWaiter:
+    """A waiter that has the wake-up in its hands."""
+    holder, waiter = holder_and_waiter(backend)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(waiter.wait, 40_000, None)
-        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        wait_until(lambda: blocked_clients(server) == 1)
         holder.release()
         assert waiting.result(timeout=20) is True
-    # It has the wake-up in its hands, and goes without trying.
-    waiter.close()
+    return waiter
+
+
+def test_a_waiter_that_leaves_passes_its_wake_up_on(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    waiter = woken(backend, syncguard_redis)
+    waiter.close()  # without trying
     wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
 
 
@@ -174,15 +185,7 @@ def test_a_waiter_whose_attempt_failed_passes_its_wake_up_on(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
     client = syncguard_redis.client()
-    holder = backend.acquire("k", ttl_ms=60_000)
-    assert holder.ok
-    waiter = backend.open_waiter("k")
-    waiter.attempt(1_000, None, 40_000)
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(waiter.wait, 40_000, None)
-        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
-        holder.release()
-        assert waiting.result(timeout=20) is True
+    waiter = woken(backend, syncguard_redis)
     client.set(NAMES.fence, "not a number")
     with pytest.raises(LockError):
         waiter.attempt(1_000, None, 40_000)
@@ -194,10 +197,7 @@ def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
     signal = threading.Event()
-    holder = backend.acquire("k", ttl_ms=60_000)
-    assert holder.ok
-    waiter = backend.open_waiter("k")
-    waiter.attempt(1_000, None, 40_000)
+    holder, waiter = holder_and_waiter(backend)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(waiter.wait, 40_000, signal)
         wait_until(lambda: blocked_clients(syncguard_redis) == 1)
@@ -318,9 +318,8 @@ def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) ->
 def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: RedisServer) -> None:
     client = redis.Redis(port=syncguard_redis.port, max_connections=3)
     with RedisBackend(client) as backend, client.pubsub() as listening:
-        listening.subscribe(
-            "elsewhere"
-        )  # the application needs one of them, a releasing thread another
+        # The application needs one of them, a releasing thread another.
+        listening.subscribe("elsewhere")
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
         threading.Timer(0.3, holder.release).start()

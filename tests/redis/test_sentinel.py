@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
-import redis.asyncio
+from patience import wait_until
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
@@ -28,13 +27,6 @@ sentinel monitor ours 127.0.0.1 {master} 1
 sentinel down-after-milliseconds ours 500
 sentinel failover-timeout ours 5000
 """
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def answers(backend: RedisBackend) -> bool:
@@ -66,7 +58,7 @@ class Watched:
 
     def fail_over(self) -> None:
         self.master.kill()
-        until(self._has_new_master)
+        wait_until(self._has_new_master)
 
     def knows_both(self) -> bool:
         with contextlib.suppress(redis.RedisError):
@@ -85,7 +77,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     with RedisServer(config=["repl-diskless-sync-delay 0"]) as master, RedisServer() as replica:
         with replica.client() as client:
             client.replicaof("127.0.0.1", master.port)
-            until(lambda: client.info("replication")["master_link_status"] == "up")
+            wait_until(lambda: client.info("replication")["master_link_status"] == "up")
         with RedisServer() as spare:  # for a free port
             port = spare.port
         settings = tmp_path / "sentinel.conf"
@@ -95,7 +87,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         )
         try:
             watched = Watched(master, replica, port)
-            until(watched.knows_both)
+            wait_until(watched.knows_both)
             yield watched
             for client in watched.sentinel.sentinels:
                 client.close()
@@ -108,9 +100,9 @@ def test_a_lock_that_reached_the_replica_outlives_the_failover(watched: Watched)
     with watched.backend() as backend:
         held = backend.acquire("k", ttl_ms=60_000)
         assert held.ok
-        until(watched.is_in_sync)
+        wait_until(watched.is_in_sync)
         watched.fail_over()
-        until(lambda: answers(backend))
+        wait_until(lambda: answers(backend))
         assert not backend.acquire("k").ok, "the new master knows who holds it"
         assert backend.release(held.lock_id).ok
         again = backend.acquire("k")
@@ -120,10 +112,10 @@ def test_a_lock_that_reached_the_replica_outlives_the_failover(watched: Watched)
 
 def test_a_heartbeat_finds_the_new_master(watched: Watched) -> None:
     with watched.backend() as backend, lock(backend, "k", 10_000, auto_extend=True) as held:
-        until(watched.is_in_sync)
+        wait_until(watched.is_in_sync)
         watched.fail_over()
         before = held.expires_at_ms
-        until(lambda: held.expires_at_ms > before)
+        wait_until(lambda: held.expires_at_ms > before)
         held.ensure_held()
 
 
@@ -136,10 +128,10 @@ def test_with_asyncio_too(watched: Watched) -> None:
             AsyncRedisBackend(client) as backend,
         ):
             async with aio.lock(backend, "k", 10_000, auto_extend=True) as held:
-                await asyncio.to_thread(until, watched.is_in_sync)
+                await asyncio.to_thread(wait_until, watched.is_in_sync)
                 await asyncio.to_thread(watched.fail_over)
                 before = held.expires_at_ms
-                await asyncio.to_thread(until, lambda: held.expires_at_ms > before)
+                await asyncio.to_thread(wait_until, lambda: held.expires_at_ms > before)
             assert await backend.is_locked("k") is False
 
     asyncio.run(main())
