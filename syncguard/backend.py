@@ -194,10 +194,21 @@ class ExtendChannel(Protocol):
 
     def fileno(self) -> int: ...
 
-    def send(self, extensions: Sequence[Extension]) -> None: ...
+    def send(self, extensions: Sequence[Extension]) -> None:
+        """Send what can be sent at once."""
+        ...
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether there is more to send, as soon as the file takes it."""
+        ...
 
     def receive(self) -> list[ExtendResult | LockError]:
-        """The answers that have arrived since, in the order of the sending."""
+        """Send more of what is left, and return the answers that have arrived since.
+
+        Called when the file is readable, or writable where that is wanted. The answers come in
+        the order of the sending.
+        """
         ...
 
     def close(self) -> None: ...

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from syncguard.backend import AsyncLockBackend, Extension, LockBackend
 from syncguard.errors import ErrorContext, LockError
@@ -20,6 +21,8 @@ from syncguard.types import ExtendResult
 
 class CallingChannel:
     """Extends by calling the backend, on one thread as long as the channel is open."""
+
+    wants_to_write: Final = False
 
     def __init__(self, backend: LockBackend) -> None:
         self._backend = backend

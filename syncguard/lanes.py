@@ -18,6 +18,7 @@ IDLE_MS: Final = 5_000
 
 _CONNECT_MS: Final = (50.0, 5_000.0)
 _LEAST_PATIENCE_MS: Final = 50.0
+_READ_AND_WRITE: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 def connect_timeout_ms(waiting: Iterable[Beat[Any]]) -> float:
@@ -85,7 +86,12 @@ class Post:
                 self._selector.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> list[Lane]:
-        """The lanes whose connections have news."""
+        """The lanes whose connections have news, or room for what is still to be sent."""
+        for channel, descriptor in self._descriptors.items():
+            key = self._selector.get_key(descriptor)
+            events = _READ_AND_WRITE if channel.wants_to_write else selectors.EVENT_READ
+            if key.events != events:
+                self._selector.modify(descriptor, events, key.data)
         ready = [key.data for key, _ in self._selector.select(timeout_s)]
         if None in ready:
             with contextlib.suppress(BlockingIOError):

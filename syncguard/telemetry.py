@@ -215,6 +215,10 @@ class _ReportingChannel:
         self.fileno = inner.fileno
         self.close = inner.close
 
+    @property
+    def wants_to_write(self) -> bool:
+        return self._inner.wants_to_write
+
     def send(self, extensions: Sequence[Extension]) -> None:
         self._sent.extend(lock_id for lock_id, _ in extensions)
         self._inner.send(extensions)

@@ -60,6 +60,7 @@ class RedisExtendChannel:
         self._socket = socket_of(connection)
         self._socket.setblocking(False)
         self._unsent = bytearray()
+        self._is_full = False
         self._stream = ReplyStream()
         self._expected: deque[Call[ExtendResult]] = deque()
         self._script_is_known = False
@@ -89,6 +90,10 @@ class RedisExtendChannel:
         self._expected.extend(calls)
         self._flush()
 
+    @property
+    def wants_to_write(self) -> bool:
+        return self._is_full
+
     def receive(self) -> list[ExtendResult | LockError]:
         if not self._expected:
             # Something to read and nothing asked for: the server has closed the connection.
@@ -106,12 +111,15 @@ class RedisExtendChannel:
         self._connection.disconnect()
 
     def _flush(self) -> None:
-        """Send what the kernel takes. The rest follows with the next answer, or not at all."""
+        """Send what the kernel takes. The rest follows when it has room again."""
+        self._is_full = False
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
-        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            pass
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            self._is_full = True
+        except ssl.SSLWantReadError:
+            pass  # TLS wants to hear something first: the rest follows with it
         except OSError as error:
             raise lock_error(error) from error
 

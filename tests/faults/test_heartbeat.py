@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import select
+import os
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 import redis
 from patience import TTL_MS, wait_until
+from relay import Relay
 
 from syncguard import (
     ExtendResult,
@@ -26,6 +26,7 @@ from syncguard import (
     with_telemetry,
 )
 from syncguard.clock import holder_clock_ms
+from syncguard.lanes import Lane, Post
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
@@ -178,22 +179,53 @@ def test_half_a_reply_from_one_server_does_not_stop_the_others(
             assert not healthy.lost
 
 
-def test_extensions_that_the_kernel_does_not_take_at_once_follow_with_the_answers(
-    frail_redis: RedisServer,
+@pytest.mark.parametrize("telemetry", [False, True])
+def test_what_the_kernel_does_not_take_at_once_is_sent_when_it_has_room(
+    syncguard_redis: RedisServer, telemetry: bool
 ) -> None:
-    with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
+    extensions = [(generate_lock_id(), 1_000) for _ in range(5_000)]
+    answers: list[ExtendResult | LockError] = []
+    with (
+        Hoarding(syncguard_redis.port, len(extensions)) as relay,
+        RedisBackend(redis.Redis(port=relay.port)) as bare,
+        closing(Post()) as post,
+    ):
+        backend = with_telemetry(bare, on_event=lambda _event: None) if telemetry else bare
         channel = backend.open_extend_channel(20_000)
-        assert channel is not None
-        channel._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-        with frail_redis.paused():
-            channel.send([(generate_lock_id(), 1_000) for _ in range(5_000)])
-            assert channel._unsent, "the kernel took it all"
-        answers: list[ExtendResult | LockError] = []
-        while len(answers) < 5_000:
-            assert select.select([channel], [], [], 20)[0], "the rest never followed"
+        lane = Lane(backend)
+        post.watch(channel, lane)
+        with socket.socket(fileno=os.dup(channel.fileno())) as its_socket:
+            its_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        channel.send(extensions)
+        assert channel.wants_to_write, "the kernel took it all"
+        relay.reads.set()
+        while len(answers) < len(extensions):
+            # No answer comes before everything was sent: it is the room that must wake us.
+            assert post.wait(20) == [lane], "the rest never followed"
             answers += channel.receive()
+        assert post.wait(0) == [], "woken by room that nobody needs"
         channel.close()
-    assert answers == [ExtendResult(False)] * 5_000
+    assert answers == [ExtendResult(False)] * len(extensions)
+
+
+class Hoarding(Relay):
+    """Reads nothing until it may, and then passes extensions on only when all have come."""
+
+    def __init__(self, port: int, extensions: int) -> None:
+        super().__init__(port)
+        self.reads = threading.Event()
+        self._extensions = extensions
+        self._hoard = bytearray()
+        self._complete = False
+
+    def request(self, data: bytes) -> bytes:
+        begins = not self._hoard and b"EVAL" not in data
+        if begins or self._complete:
+            return data
+        self.reads.wait(20)
+        self._hoard += data
+        self._complete = self._hoard.count(b"EVAL") >= self._extensions
+        return bytes(self._hoard) if self._complete else b""
 
 
 def test_a_connection_to_a_server_that_hangs_is_given_up_in_the_time_that_is_left(
@@ -208,39 +240,13 @@ def test_a_connection_to_a_server_that_hangs_is_given_up_in_the_time_that_is_lef
     client.close()
 
 
-class Stingy:
-    """A relay to a Redis that, when told so, passes on only three bytes of each answer."""
+class Stingy(Relay):
+    """Passes on, when told so, only three bytes of each answer."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.stingy = False
-        self._open: list[socket.socket] = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
+    stingy = False
 
-    def __enter__(self) -> Stingy:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        for each in self._open:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-                self._open += [near, far]
-                threading.Thread(target=self._pass, args=(near, far, None), daemon=True).start()
-                threading.Thread(target=self._pass, args=(far, near, 3), daemon=True).start()
-
-    def _pass(self, source: socket.socket, sink: socket.socket, most: int | None) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                sink.sendall(data[:most] if self.stingy else data)
+    def reply(self, data: bytes) -> bytes:
+        return data[:3] if self.stingy else data
 
 
 def test_a_ttl_of_a_year_can_be_watched(backend: RedisBackend) -> None:

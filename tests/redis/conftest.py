@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 
 import pytest
@@ -11,6 +9,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from relay import Relay
 
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import BlockingFacade, LoopThread
@@ -67,58 +66,28 @@ def backend(make_backend):
     return make_backend()
 
 
-class Wiretap:
-    """Stands between a client and its server, and can lose one reply."""
+class Wiretap(Relay):
+    """Can lose one reply."""
 
-    def __init__(self, server):
-        self._target = (server.host, server.port)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.host = "127.0.0.1"
+    def __init__(self, port):
+        super().__init__(port)
         self._lose = threading.Event()
         self.lost = threading.Event()
-        self._sockets = [self._listener]
-        threading.Thread(target=self._accept, daemon=True).start()
 
     def lose_next_reply(self):
         """The server carries the next request out, and the client never hears of it."""
         self.lost.clear()
         self._lose.set()
 
-    def close(self):
-        for each in self._sockets:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                threading.Thread(target=self._copy, args=(client, server), daemon=True).start()
-                threading.Thread(target=self._return, args=(server, client), daemon=True).start()
-
-    def _copy(self, source, target):
-        with contextlib.suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-            target.shutdown(socket.SHUT_RDWR)
-
-    def _return(self, server, client):
-        with contextlib.suppress(OSError):
-            while data := server.recv(65536):
-                if self._lose.is_set():
-                    self._lose.clear()
-                    self.lost.set()
-                    break
-                client.sendall(data)
-            client.shutdown(socket.SHUT_RDWR)
+    def reply(self, data):
+        if not self._lose.is_set():
+            return data
+        self._lose.clear()
+        self.lost.set()
+        return None
 
 
 @pytest.fixture
 def wiretap(syncguard_redis):
-    tap = Wiretap(syncguard_redis)
-    yield tap
-    tap.close()
+    with Wiretap(syncguard_redis.port) as tap:
+        yield tap

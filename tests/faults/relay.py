@@ -1,0 +1,74 @@
+"""A relay between a client and its server, for tests of what a network does to the bytes.
+
+Passes everything on, both ways. A kind of it changes what it wants in ``request`` and ``reply``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Relay:
+    """Listens on a port of its own as long as the ``with`` block lasts."""
+
+    host = "127.0.0.1"
+
+    def __init__(self, target_port: int) -> None:
+        self._target = (self.host, target_port)
+        self._listener = socket.create_server((self.host, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._sockets = [self._listener]
+
+    def request(self, data: bytes) -> bytes | None:
+        """What goes on to the server; None hangs up."""
+        return data
+
+    def reply(self, data: bytes) -> bytes | None:
+        """What goes back to the client; None hangs up."""
+        return data
+
+    def __enter__(self) -> Self:
+        self._start(self._accept)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _start(self, target: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=target, args=args, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+                self._sockets += [client, server]
+                self._start(self._pass, client, server, self.request)
+                self._start(self._pass, server, client, self.reply)
+
+    def _pass(
+        self,
+        source: socket.socket,
+        sink: socket.socket,
+        changed: Callable[[bytes], bytes | None],
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                passed = changed(data)
+                if passed is None:
+                    break
+                sink.sendall(passed)
+            sink.shutdown(socket.SHUT_RDWR)
