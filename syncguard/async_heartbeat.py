@@ -16,7 +16,7 @@ from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import AsyncCallingChannel
 from syncguard.held import Held
-from syncguard.lanes import IDLE_MS, connect_timeout_ms, patience_ms
+from syncguard.lanes import IDLE_MS, Complaint, connect_timeout_ms, patience_ms
 from syncguard.losing import announce_async
 from syncguard.schedule import Beat, Schedule
 
@@ -31,6 +31,7 @@ class AsyncLane:
         self.waiting: list[Beat[AsyncLane]] = []
         self.task: asyncio.Task[None] | None = None
         self.watched = 0
+        self.complaint = Complaint(backend)
         self.used_at_ms = holder_clock_ms()
 
     @property
@@ -136,7 +137,9 @@ class AsyncHeartbeat:
                 lane.channel.extend([(beat.held.lock_id, beat.ttl_ms) for beat in beats]),
                 patience_ms(beats) / 1000,
             )
-        except Exception:
+        except Exception as error:
+            too_late = isinstance(error, asyncio.TimeoutError)
+            lane.complaint.make(LockError("NetworkTimeout") if too_late else error)
             for beat in beats:
                 self._schedule.failed(beat, holder_clock_ms())
             await lane.hang_up()
@@ -145,8 +148,10 @@ class AsyncHeartbeat:
                 if beat.over:
                     continue
                 if isinstance(answer, LockError):
+                    lane.complaint.make(answer)
                     self._schedule.failed(beat, holder_clock_ms())
                 elif answer.ok:
+                    lane.complaint.withdraw()
                     assert answer.expires_at_ms is not None
                     self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
                 else:

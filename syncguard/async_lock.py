@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 from syncguard import async_heartbeat as heartbeat
 from syncguard.acquisition import Acquiring, Attempt, acquiring
@@ -23,6 +23,7 @@ from syncguard.losing import announce_async
 from syncguard.options import (
     Options,
     came_too_late,
+    check_backend,
     check_decorated,
     in_use,
     lock_lost,
@@ -96,6 +97,7 @@ class AsyncLock:
     def __init__(
         self, backend: AsyncLockBackend, options: Options, acquired: AsyncAcquired | None = None
     ) -> None:
+        check_backend(backend, wants_async=True)
         self._backend = backend
         self._options = options
         self._acquired = acquired
@@ -199,6 +201,8 @@ class AsyncLock:
 
 class AsyncLockable:
     """Gives an asyncio backend the method ``lock``."""
+
+    _is_async: ClassVar = True
 
     def lock(
         self: AsyncLockBackend,

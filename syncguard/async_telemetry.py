@@ -18,6 +18,7 @@ from syncguard.disposal import Disposal
 from syncguard.errors import LockError
 from syncguard.events import IncludeRaw, OnEvent, Reporter
 from syncguard.handles import AsyncAcquired
+from syncguard.options import check_backend
 from syncguard.types import (
     BackendCapabilities,
     Contended,
@@ -39,6 +40,7 @@ def with_telemetry(
     The callback may be ``async def``; it is never awaited by the operation, and what it raises
     never reaches the lock.
     """
+    check_backend(backend, wants_async=True)
     return AsyncReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
 
 
@@ -217,7 +219,16 @@ class _ReportingChannel:
         self.close = inner.close
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
-        answers = await self._inner.extend(extensions)
+        try:
+            answers = await self._inner.extend(extensions)
+        except BaseException:  # also when the heartbeat lost its patience: it cancels
+            self._report(extensions, [LockError("NetworkTimeout")] * len(extensions))
+            raise
+        self._report(extensions, answers)
+        return answers
+
+    def _report(
+        self, extensions: Sequence[Extension], answers: Sequence[ExtendResult | LockError]
+    ) -> None:
         for (lock_id, _), answer in zip(extensions, answers, strict=True):
             self._backend._reporter.report_extension(lock_id, answer)
-        return answers

@@ -204,10 +204,10 @@ class Heartbeat:
                 if beat.over:
                     continue
                 if isinstance(answer, LockError):
-                    self._complain(lane, answer)
+                    lane.complaint.make(answer)
                     self._schedule.failed(beat, holder_clock_ms())
                 elif answer.ok:
-                    lane.complained = False
+                    lane.complaint.withdraw()
                     assert answer.expires_at_ms is not None
                     self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
                 else:
@@ -223,21 +223,12 @@ class Heartbeat:
     def _fail(self, lane: Lane, error: Exception) -> None:
         """The connection is no good: forget it, and what it still owed us."""
         if lane.in_flight:
-            self._complain(lane, error)
+            lane.complaint.make(error)
         self._hang_up(lane)
         owed, lane.in_flight = lane.in_flight, deque()
         with self._guard:
             for beat, _ in owed:
                 self._schedule.failed(beat, holder_clock_ms())
-
-    def _complain(self, lane: Lane, error: Exception) -> None:
-        """Say why extending fails, once until it works again: before locks are lost by it."""
-        if not lane.complained:
-            lane.complained = True
-            known = as_lock_error(error)
-            _logger.warning(
-                "extending locks on %r fails: %s: %s; trying on", lane.backend, known.code, known
-            )
 
     def _hang_up(self, lane: Lane) -> None:
         channel, lane.channel = lane.channel, None
@@ -274,7 +265,7 @@ class Heartbeat:
                 lane.channel = outcome
                 post.watch(outcome, lane)
                 continue
-            self._complain(lane, outcome)
+            lane.complaint.make(outcome)
             beats, lane.waiting = lane.waiting, []
             with self._guard:
                 for beat in beats:

@@ -1,8 +1,9 @@
-"""What the heartbeat's thread works with: a lane to each backend, and a post where it sleeps."""
+"""What the heartbeats work with: a lane to each backend, and a post where the thread sleeps."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 from collections import deque
@@ -11,7 +12,10 @@ from typing import Any, Final
 
 from syncguard.backend import ExtendChannel, LockBackend
 from syncguard.clock import holder_clock_ms
+from syncguard.extending import as_lock_error
 from syncguard.schedule import Beat
+
+_logger = logging.getLogger("syncguard")
 
 IDLE_MS: Final = 5_000
 """How long the thread, and a connection, outlive the last lock that needed them."""
@@ -33,6 +37,25 @@ def patience_ms(sent: Iterable[Beat[Any]]) -> float:
     return max(_LEAST_PATIENCE_MS, min(beat.ttl_ms for beat in sent) / 3)
 
 
+class Complaint:
+    """Says why extending fails, once until it works again: before locks are lost by it."""
+
+    def __init__(self, backend: object) -> None:
+        self._backend = backend
+        self._stands = False
+
+    def make(self, error: Exception) -> None:
+        if not self._stands:
+            self._stands = True
+            known = as_lock_error(error)
+            _logger.warning(
+                "extending locks on %r fails: %s: %s; trying on", self._backend, known.code, known
+            )
+
+    def withdraw(self) -> None:
+        self._stands = False
+
+
 class Lane:
     """One backend's way: its connection, what waits for it, and what it owes us."""
 
@@ -43,7 +66,7 @@ class Lane:
         self.waiting: list[Beat[Lane]] = []
         self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
         self.watched = 0
-        self.complained = False
+        self.complaint = Complaint(backend)
         self.used_at_ms = holder_clock_ms()
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 from syncguard import heartbeat
 from syncguard.acquisition import Acquiring, Attempt, acquiring
@@ -24,6 +24,7 @@ from syncguard.losing import announce
 from syncguard.options import (
     Options,
     came_too_late,
+    check_backend,
     check_decorated,
     in_use,
     lock_lost,
@@ -99,6 +100,7 @@ class Lock:
     def __init__(
         self, backend: LockBackend, options: Options, acquired: Acquired | None = None
     ) -> None:
+        check_backend(backend, wants_async=False)
         self._backend = backend
         self._options = options
         self._acquired = acquired
@@ -221,6 +223,8 @@ class Lock:
 
 class Lockable:
     """Gives a backend the method ``lock``."""
+
+    _is_async: ClassVar = False
 
     def lock(
         self: LockBackend,

@@ -122,6 +122,26 @@ def lock_lost(key: str, held: Held) -> LockLost:
     )
 
 
+def check_backend(backend: object, *, wants_async: bool) -> None:
+    """Refuse what is no backend, or one of the other kind: before anything is sent."""
+    kind = type(backend)
+    acquire = getattr(backend, "acquire", None)
+    if kind is type or not callable(acquire):
+        example = "AsyncRedisBackend" if wants_async else "RedisBackend"
+        name = f"the class {backend.__name__}" if isinstance(backend, type) else kind.__name__
+        raise invalid_argument(f"not a backend: {name}; a backend is, say, {example}(client)")
+    # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
+    is_async = getattr(kind, "_is_async", None)
+    if is_async is None:
+        is_async = wants_async or inspect.iscoroutinefunction(acquire)
+    if is_async != wants_async:
+        raise invalid_argument(
+            "syncguard.aio takes a backend for asyncio; for a blocking one use syncguard"
+            if wants_async
+            else "syncguard takes a blocking backend; for one of asyncio use syncguard.aio"
+        )
+
+
 def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
     """Refuse what the lock would not cover: it would be released before the body has run."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):

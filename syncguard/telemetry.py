@@ -18,6 +18,7 @@ from syncguard.errors import LockError
 from syncguard.events import IncludeRaw, OnEvent, Reporter
 from syncguard.handles import Acquired
 from syncguard.lock import Lockable
+from syncguard.options import check_backend
 from syncguard.types import (
     BackendCapabilities,
     Contended,
@@ -39,6 +40,7 @@ def with_telemetry(
     The callback is never awaited, and what it raises never reaches the lock. Raw identifiers are
     in the events only with ``include_raw``: True, or a function that decides for each event.
     """
+    check_backend(backend, wants_async=False)
     return ReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
 
 
@@ -213,7 +215,6 @@ class _ReportingChannel:
         self._inner = inner
         self._sent: deque[str] = deque()
         self.fileno = inner.fileno
-        self.close = inner.close
 
     @property
     def wants_to_write(self) -> bool:
@@ -225,8 +226,15 @@ class _ReportingChannel:
 
     def receive(self) -> list[ExtendResult | LockError]:
         answers = self._inner.receive()
-        report = self._backend._reporter.report_extension
         for answer in answers:
-            # We are on the heartbeat's thread, and the callback is a user's: not here.
-            deliver(partial(report, self._sent.popleft(), answer))
+            self._report(answer)
         return answers
+
+    def close(self) -> None:
+        self._inner.close()
+        while self._sent:  # and never answered
+            self._report(LockError("NetworkTimeout"))
+
+    def _report(self, answer: ExtendResult | LockError) -> None:
+        # We are on the heartbeat's thread, and the callback is a user's: not here.
+        deliver(partial(self._backend._reporter.report_extension, self._sent.popleft(), answer))

@@ -13,7 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from syncguard import LockBackend
-from syncguard_celery.options import BackendSource, LockOptions, refused
+from syncguard_celery.options import (
+    BackendSource,
+    LockOptions,
+    is_backend,
+    refused,
+    require_backend,
+    require_backend_source,
+)
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -45,6 +52,7 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
         return settled[1]
     chosen: BackendSource | None = app.conf.get(SETTING)
     if chosen is not None:
+        require_backend_source(f"app.conf.{SETTING}", chosen)
         backend = _resolved(chosen)
         _settled[app] = (changed, backend)
         return backend
@@ -54,8 +62,8 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
 
 
 def _resolved(source: BackendSource) -> LockBackend:
-    if not isinstance(source, str) and hasattr(source, "acquire"):
-        return cast("LockBackend", source)
+    if is_backend(source):
+        return source
     with _making:
         if source not in _made:
             _made[source] = _make(source)
@@ -64,7 +72,9 @@ def _resolved(source: BackendSource) -> LockBackend:
 
 def _make(source: str | Callable[[], LockBackend]) -> LockBackend:
     if callable(source):
-        return source()
+        made = source()
+        require_backend("what the backend's callable returns", made)
+        return made
     from syncguard.redis import RedisBackend
 
     return RedisBackend.from_url(source)

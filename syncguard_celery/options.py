@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from syncguard import DEFAULT_TTL_MS, LockBackend, LockError
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 At = Literal["run", "publish"]
 Policy = Literal["retry", "skip", "wait", "fail"]
@@ -49,8 +53,10 @@ class LockOptions:
                 _require_ms(name, getattr(self, name))
         if self.max_hold_ms is not None and not self.auto_extend:
             raise refused("max_hold_ms ends renewal, so it needs auto_extend=True")
-        if self.backend is not None and self.using is not None:
-            raise refused("give either backend= or using=, not both")
+        if self.backend is not None:
+            require_backend_source("backend", self.backend)
+            if self.using is not None:
+                raise refused("give either backend= or using=, not both")
         _require_choice("at", self.at, get_args(At))
         if not callable(self.on_contention):
             _require_choice("on_contention", self.on_contention, POLICIES, "or a callable")
@@ -61,6 +67,23 @@ class LockOptions:
 def refused(message: str) -> LockError:
     """The error for what cannot be meant. It names the rule, never a value from a call."""
     return LockError("InvalidArgument", message)
+
+
+def is_backend(source: object) -> TypeIs[LockBackend]:
+    """Whether it is a backend already. A class is none: it makes one, when it is called."""
+    return hasattr(source, "acquire") and not isinstance(source, type)
+
+
+def require_backend(name: str, value: object) -> None:
+    if not is_backend(value):
+        raise refused(f"{name} must be a backend, a callable that makes one, or a URL for Redis")
+    if inspect.iscoroutinefunction(value.acquire):
+        raise refused(f"{name} is for asyncio, and a task needs a blocking one: RedisBackend")
+
+
+def require_backend_source(name: str, value: object) -> None:
+    if is_backend(value) or not (callable(value) or isinstance(value, str)):
+        require_backend(name, value)
 
 
 def _require_ms(name: str, value: object) -> None:

@@ -37,6 +37,9 @@ class Configured:
         hash_secret: str | bytes | None,
         fence_floor: FenceFloor | None,
     ) -> None:
+        if not callable(getattr(client, "eval", None)):
+            kind = type(self).__name__
+            raise invalid_argument(f"{kind} takes a client of redis-py; see {kind}.from_url")
         self._client: Any = client
         self._clustered = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
         self._calls = Calls(

@@ -8,10 +8,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import redis
 from celery import Celery, Task
 
 from syncguard import LockError
-from syncguard.redis import RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import MARK, locked_function
@@ -151,6 +152,34 @@ class TestBackends:
         options = LockOptions(backend=make)
         assert backend_of(options, app) is backend_of(options, app)
         assert len(made) == 1
+
+    @pytest.mark.parametrize("mistaken", [42, redis.Redis()])
+    def test_what_is_none_is_refused_when_the_task_is_decorated(self, mistaken):
+        with pytest.raises(LockError, match=r"backend must be a backend, a callable .* or a URL"):
+            LockOptions(backend=mistaken)
+
+    def test_one_for_asyncio_is_refused_when_the_task_is_decorated(self):
+        with pytest.raises(LockError, match="a task needs a blocking one"):
+            LockOptions(backend=AsyncRedisBackend.from_url("redis://127.0.0.1:1"))
+
+    @pytest.mark.parametrize("makes", ["redis://:secret@127.0.0.1:1", None])
+    def test_a_callable_that_makes_none_is_told(self, app, makes):
+        options = LockOptions(backend=lambda: makes)
+        with pytest.raises(LockError, match="callable returns must be a backend") as caught:
+            backend_of(options, app)
+        assert "secret" not in str(caught.value)
+
+    def test_a_class_makes_it(self, app):
+        class Local(RedisBackend):
+            def __init__(self):
+                super().__init__(redis.Redis(port=1))
+
+        assert isinstance(backend_of(LockOptions(backend=Local), app), Local)
+
+    def test_a_setting_that_is_none_is_told_by_its_name(self, app):
+        app.conf.syncguard_backend = 42
+        with pytest.raises(LockError, match=r"app\.conf\.syncguard_backend must be a backend"):
+            backend_of(LockOptions(), app)
 
     def test_the_apps_setting(self, app, syncguard_backend):
         app.conf.syncguard_backend = syncguard_backend

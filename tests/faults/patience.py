@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from syncguard import LockEvent
 from syncguard.clock import holder_clock_ms
 from syncguard.held import Held
 
@@ -32,3 +33,7 @@ def is_between_two_beats(held: Held) -> bool:
     since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)
     extended = held.deadline_ms > held._grant.sent_at_ms + TTL_MS
     return extended and 60 < since_last_ms < 120
+
+
+def results_of_extensions(events: Iterable[LockEvent]) -> set[str]:
+    return {event.result for event in events if event.type == "extend"}

@@ -8,14 +8,9 @@ import time
 import weakref
 
 import pytest
-from patience import TTL_MS, is_between_two_beats, wait_until_async
+from patience import TTL_MS, is_between_two_beats, results_of_extensions, wait_until_async
 
-from syncguard import (
-    LockError,
-    LockLost,
-    aio,
-    async_heartbeat,
-)
+from syncguard import LockError, LockEvent, LockLost, aio, async_heartbeat
 from syncguard.clock import holder_clock_ms
 from syncguard.held import Held
 from syncguard.redis import AsyncRedisBackend
@@ -239,3 +234,64 @@ def test_asyncio_what_the_body_raised_wins_over_the_lost_lock(
             assert held.lost
 
     asyncio.run(main())
+
+
+def test_asyncio_extensions_are_reported_also_those_that_are_never_answered(
+    frail_redis: RedisServer,
+) -> None:
+    events: list[LockEvent] = []
+
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(frail_redis.url) as bare:
+            backend = aio.with_telemetry(bare, events.append)
+            async with aio.lock(backend, "k", ttl_ms=900, auto_extend=True) as held:
+                await wait_until_async(lambda: results_of_extensions(events) == {"ok"})
+                with frail_redis.paused():
+                    await wait_until_async(lambda: held.lost)
+
+    with pytest.raises(LockLost):
+        asyncio.run(main())
+    assert results_of_extensions(events) == {"ok", "fail"}
+
+
+def test_asyncio_why_extending_fails_is_said_once_until_it_works_again(
+    frail_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = frail_redis.client()
+
+    def allow(*commands: str) -> None:
+        admin.acl_setuser("default", commands=commands, enabled=True)
+
+    def complaints() -> list[str]:
+        said = (record.getMessage() for record in caplog.records)
+        return [text for text in said if "extending locks" in text]
+
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
+            async with aio.lock(backend, "secret-key", ttl_ms=20_000, auto_extend=True) as held:
+                for count in (1, 2):
+                    allow("-evalsha", "-eval")
+                    await wait_until_async(lambda: len(complaints()) == count)  # noqa: B023
+                    before = held.expires_at_ms
+                    allow("+evalsha", "+eval")
+                    await wait_until_async(lambda: held.expires_at_ms > before)  # noqa: B023
+
+    asyncio.run(main())
+    assert len(complaints()) == 2
+    assert all("AuthFailed" in said and "secret-key" not in said for said in complaints())
+
+
+def test_asyncio_a_server_that_does_not_answer_in_time_is_said(
+    frail_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                before = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > before)
+                with frail_redis.paused():
+                    await wait_until_async(lambda: held.lost)
+
+    with pytest.raises(LockLost):
+        asyncio.run(main())
+    assert "NetworkTimeout" in caplog.text

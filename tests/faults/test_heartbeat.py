@@ -11,7 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 import redis
-from patience import TTL_MS, wait_until
+from patience import TTL_MS, results_of_extensions, wait_until
 from relay import Relay
 
 from syncguard import (
@@ -299,6 +299,20 @@ def test_a_slow_telemetry_callback_does_not_stop_the_heartbeats(
             go_on.set()
         wait_until(lambda: bool(extended))
     assert extended[0].result == "ok"
+
+
+def test_an_extension_that_is_never_answered_is_reported_as_failed(
+    frail_redis: RedisServer,
+) -> None:
+    events: list[LockEvent] = []
+    with RedisBackend(redis.Redis(port=frail_redis.port)) as bare:
+        backend = with_telemetry(bare, events.append)
+        with pytest.raises(LockLost):
+            with lock(backend, "k", ttl_ms=900, auto_extend=True) as held:
+                wait_until(lambda: results_of_extensions(events) == {"ok"})
+                with frail_redis.paused():
+                    wait_until(lambda: held.lost)
+        wait_until(lambda: results_of_extensions(events) == {"ok", "fail"})
 
 
 def test_why_extending_fails_is_said_once(

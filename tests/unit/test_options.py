@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import MagicMock
 
+import fakeredis
 import pytest
 
-from syncguard import Acquisition, Held, LockError, ReleaseResult
+from syncguard import Acquisition, Held, LockError, ReleaseResult, aio, lock, with_telemetry
 from syncguard.clock import holder_clock_ms
 from syncguard.disposal import Disposal
 from syncguard.handles import Grant
-from syncguard.options import Options, came_too_late, check_decorated, lock_lost, was_lost
+from syncguard.options import (
+    Options,
+    came_too_late,
+    check_backend,
+    check_decorated,
+    lock_lost,
+    was_lost,
+)
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 DEFAULTS = {
     "key": "k",
@@ -172,3 +182,88 @@ def test_the_wrong_kind_of_function_gets_a_hint_at_the_right_lock(function, want
 def test_the_right_kind_of_function_can_be_decorated():
     check_decorated(plain, wants_async=False)
     check_decorated(coroutine, wants_async=True)
+
+
+def its_kind(wants_async):
+    return "AsyncRedisBackend" if wants_async else "RedisBackend"
+
+
+@pytest.mark.parametrize("wants_async", [False, True])
+@pytest.mark.parametrize("mistaken", [None, "redis://:secret@host", fakeredis.FakeRedis(), 42])
+def test_what_is_no_backend_is_named_and_a_backend_shown(mistaken, wants_async):
+    with pytest.raises(LockError, match=f"say, {its_kind(wants_async)}") as caught:
+        check_backend(mistaken, wants_async=wants_async)
+    assert caught.value.code == "InvalidArgument"
+    assert type(mistaken).__name__ in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_class_of_a_backend_is_no_backend():
+    with pytest.raises(LockError, match=r"the class RedisBackend; .* RedisBackend\(client\)"):
+        check_backend(RedisBackend, wants_async=False)
+
+
+def blocking_backend():
+    return RedisBackend(fakeredis.FakeRedis())
+
+
+def asyncio_backend():
+    return AsyncRedisBackend(fakeredis.FakeAsyncRedis())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: lock(asyncio_backend(), "k"),
+        lambda: with_telemetry(asyncio_backend(), print),
+        lambda: lock(aio.with_telemetry(asyncio_backend(), print), "k"),
+        lambda: lock(Stranger(), "k"),
+    ],
+)
+def test_a_backend_for_asyncio_is_sent_to_the_names_for_asyncio(use):
+    with pytest.raises(LockError, match=r"use syncguard\.aio"):
+        use()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: aio.lock(blocking_backend(), "k"),
+        lambda: aio.with_telemetry(blocking_backend(), print),
+        lambda: aio.lock(with_telemetry(blocking_backend(), print), "k"),
+    ],
+)
+def test_a_blocking_backend_is_sent_to_the_names_that_block(use):
+    with pytest.raises(LockError, match="for a blocking one use syncguard"):
+        use()
+
+
+class Stranger:
+    """A backend that is not ours, for asyncio."""
+
+    async def acquire(self, *args, **kwargs): ...
+
+
+class Delegating:
+    """Another: its method is a plain one, and what it returns can be awaited."""
+
+    def acquire(self, *args, **kwargs): ...
+
+
+@pytest.mark.parametrize("backend", [Stranger(), Delegating(), asyncio_backend()])
+def test_a_strangers_backend_for_asyncio_is_taken_there(backend):
+    check_backend(backend, wants_async=True)
+
+
+@pytest.mark.parametrize("backend", [Delegating(), MagicMock(), blocking_backend()])
+def test_a_strangers_blocking_backend_is_taken(backend):
+    check_backend(backend, wants_async=False)
+
+
+@pytest.mark.parametrize("kind", [RedisBackend, AsyncRedisBackend])
+@pytest.mark.parametrize("mistaken", [None, "redis://:secret@host"])
+def test_what_is_no_client_is_refused_with_a_hint_at_from_url(kind, mistaken):
+    with pytest.raises(LockError, match=rf"{kind.__name__}\.from_url") as caught:
+        kind(mistaken)
+    assert caught.value.code == "InvalidArgument"
+    assert "secret" not in str(caught.value)
