@@ -20,6 +20,9 @@ FIRST_DELAY_MS: Final = 200.0
 LAST_DELAY_MS: Final = 10_000.0
 """A task that meets contention again comes back later each time, but not later than this."""
 
+GLIMPSES: Final = 5
+"""How often a holder may let go between an attempt and the look at it before it counts as one."""
+
 POLL_MS: Final = 500
 """A waiter is woken; this is for holders that wake nobody, and those that died."""
 

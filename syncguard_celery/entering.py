@@ -16,6 +16,7 @@ from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError,
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call
 from syncguard_celery.contention import (
+    GLIMPSES,
     LockContended,
     contended,
     contended_since_ms,
@@ -38,9 +39,6 @@ from syncguard_celery.signals import (
     task_lock_lost,
     tell,
 )
-
-_GLIMPSES = 5
-"""How often a holder may slip away before it counts as one."""
 
 _PREDECESSOR_WAIT_MS = 5_000
 """How long to wait for one's own predecessor before looking again whether it is still there."""
@@ -135,7 +133,7 @@ class Entering:
     def _contend(self, key: str) -> Holding | Skipped:
         call, options = self._call, self._options
         predecessor = fences_in(luggage_of(call.request), "after").get(key_digest(key))
-        for _ in range(_GLIMPSES):
+        for _ in range(GLIMPSES):
             info = self.backend.lookup(key=key)
             if info is None:
                 # It let go between our attempt and our look: that is not contention.

@@ -11,7 +11,7 @@ import datetime
 import functools
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
@@ -19,6 +19,7 @@ from kombu.utils.uuid import uuid
 from syncguard import Acquired, LockBackend
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call, locked_function, republishes
+from syncguard_celery.contention import GLIMPSES
 from syncguard_celery.exiting import handed_on, release_again
 from syncguard_celery.holding import enclosing
 from syncguard_celery.labels import holder_label, task_id_in
@@ -30,9 +31,6 @@ from syncguard_celery.suspension import suspended
 if TYPE_CHECKING:
     from celery.app.task import Task
     from celery.result import AsyncResult
-
-_GLIMPSES: Final = 3
-"""A holder may let go between our attempt and our look at it: then try again, so often."""
 
 Publish = Callable[..., "AsyncResult[Any]"]
 
@@ -104,7 +102,7 @@ def _publish_once(
     backend = backend_of(locked.options, task.app)
     task_id = prescribed_id or uuid()
     label = holder_label(task.name, task_id)
-    for _ in range(_GLIMPSES):
+    for _ in range(GLIMPSES):
         answer = backend.acquire(key, locked.options.pending_ttl_ms + round(delay_ms), holder=label)
         if answer.ok:
             return _publish_with(answer, backend, publish, task_id)
