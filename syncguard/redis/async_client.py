@@ -26,7 +26,7 @@ from syncguard.redis.async_waiting import AsyncRedisWaiter
 from syncguard.redis.async_wire import AsyncCommandRunner, AsyncRunner, AsyncWire
 from syncguard.redis.calls import Call, FenceFloor
 from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
-from syncguard.redis.connections import async_wire_pool
+from syncguard.redis.connections import AsyncNodePool, AsyncPool, async_wire_pool
 from syncguard.redis.extending import AsyncRedisExtendChannel
 from syncguard.redis.replies import Granted, sanitized
 from syncguard.types import (
@@ -75,6 +75,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             fence_floor=fence_floor,
         )
         self._pool = async_wire_pool(client)
+        self._node_pools: dict[str, AsyncPool] = {}
         self._runner: AsyncRunner = (
             AsyncCommandRunner(client) if self._pool is None else AsyncWire(self._pool)
         )
@@ -201,12 +202,9 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return ReleaseResult(False, "not-found") if lock_id is None else await self.release(lock_id)
 
     def open_waiter(self, key: str) -> AsyncRedisWaiter:
-        """For ``syncguard.aio.lock``: a waiter that the holder's release wakes.
-
-        On a cluster it only sleeps: an asyncio cluster node has no pool to take from.
-        """
+        """For ``syncguard.aio.lock``: a waiter that the holder's release wakes."""
         wake = self._calls.names.of(key).wake
-        return AsyncRedisWaiter(self, lambda: self._pool, key, wake)
+        return AsyncRedisWaiter(self, lambda: self._pool_of(wake), key, wake)
 
     async def open_extend_channel(self, timeout_ms: float) -> AsyncRedisExtendChannel | None:
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""
@@ -225,6 +223,15 @@ class AsyncRedisBackend(Configured, AsyncLockable):
 
     async def __aexit__(self, *_exc: object) -> None:
         await self.aclose()
+
+    def _pool_of(self, name: str) -> AsyncPool | None:
+        if not self._clustered:
+            return self._pool
+        node = self._client.get_node_from_key(name)
+        pool = self._node_pools.get(node.name)
+        if pool is None:
+            pool = self._node_pools[node.name] = AsyncNodePool(node)
+        return pool
 
     async def _attempt(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int

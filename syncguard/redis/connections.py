@@ -89,9 +89,31 @@ class AsyncPool(Protocol):
     max_connections: int
     connection_kwargs: Mapping[str, Any]
     connection_class: Callable[..., AsyncConnection]
-    get_connection: Callable[..., Awaitable[AsyncConnection]]
+
+    def get_connection(self, *command: str) -> Awaitable[AsyncConnection]: ...
 
     async def release(self, connection: AsyncConnection) -> object: ...
+
+
+class AsyncNodePool:
+    """For a node of a cluster, which has no pool with asyncio.
+
+    It opens each connection anew, and keeps none: so there is nothing for a user to close.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self.max_connections: int = node.max_connections
+        self.connection_kwargs: Mapping[str, Any] = node.connection_kwargs
+        self.connection_class: Callable[..., AsyncConnection] = node.connection_class
+
+    async def get_connection(self, *_command: str) -> AsyncConnection:
+        once = {**self.connection_kwargs, "retry": _AsyncRetry(NoBackoff(), 0)}
+        connection = self.connection_class(**once)
+        await connection.connect()
+        return connection
+
+    async def release(self, connection: AsyncConnection) -> None:
+        await connection.disconnect(nowait=True)
 
 
 T = TypeVar("T")

@@ -49,7 +49,7 @@ _SOCKET_SHARE: Final = 0.8
 """A wait uses at most this share of the client's own time-out."""
 
 
-FAULTS: Final = (redis.RedisError, OSError)
+FAULTS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 
 
 def blpop_seconds(ms: float) -> str:

@@ -97,6 +97,30 @@ def test_a_lock_is_extended_on_a_cluster(backend: RedisBackend) -> None:
         assert not held.lost
 
 
+def test_asyncio_a_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
+    far = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+
+    async def main() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+            backend = AsyncRedisBackend(client, key_prefix="aio")
+            holder = await backend.acquire("k", ttl_ms=60_000)
+            assert holder.ok
+            with cluster.client() as observer:
+                waiters = asyncio.gather(*(once(backend) for _ in range(3)))
+                while observer.info("clients")["blocked_clients"] < 3:
+                    await asyncio.sleep(0.005)
+                await holder.release()
+                await waiters
+                while any(each["cmd"] == "blpop" for each in observer.client_list()):
+                    await asyncio.sleep(0.005)  # no connection that was listening is kept
+
+    async def once(backend: AsyncRedisBackend) -> None:
+        async with aio.lock(backend, "k", acquisition=far):
+            pass
+
+    asyncio.run(main())
+
+
 def test_asyncio_works_on_a_cluster_too(cluster: RedisServer) -> None:
     async def main() -> None:
         client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port)
