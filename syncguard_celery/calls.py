@@ -46,14 +46,30 @@ class Call:
 def call_of(locked: object, name: str, app: Celery | None) -> Call:
     """The call that is being made: of the innermost task, if that is the function's own."""
     task = _task_stack.top
-    if task is None or locked_function(task) is not locked:
+    if task is None or not _locks(locked_function(task), locked):
         return Call(name, None, None, app or get_current_app())
     return Call(task.name, task, task.request_stack.top, task.app)
 
 
 def locked_function(task: object) -> Any:
-    """What makes this task locked, or None."""
-    return getattr(getattr(task, "__wrapped__", None), MARK, None)
+    """What makes this task locked, or None. The outermost, where it has several locks."""
+    function = getattr(task, "__wrapped__", None) or getattr(task, "run", None)
+    return getattr(function, MARK, None)
+
+
+def is_bound(task: object) -> bool:
+    """Whether the task's function takes the task as its first argument.
+
+    Not by its ``run``: autoretry and integrations put functions of their own there.
+    """
+    function = getattr(task, "__wrapped__", None) or getattr(task, "run", None)
+    return getattr(function, "__self__", None) is not None
+
+
+def _locks(outermost: Any, locked: object) -> bool:
+    while outermost is not None and outermost is not locked:
+        outermost = getattr(outermost.function, MARK, None)
+    return outermost is not None
 
 
 def running_requests() -> list[Context]:
@@ -71,8 +87,7 @@ def running_requests() -> list[Context]:
 
 
 def republishes(name: str, task_id: str | None) -> bool:
-    """Whether to publish this is to publish the running task again: a retry, or contention."""
-    if task_id is None:
+    """Whether to publish this is to publish a running task again: a retry, or contention."""
+    if task_id is None or _task_stack.top is None:
         return False
-    task = _task_stack.top
-    return task is not None and task.name == name and task.request.id == task_id
+    return any(task.name == name and task.request.id == task_id for task in _task_stack.stack)

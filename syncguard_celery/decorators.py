@@ -20,6 +20,7 @@ from syncguard_celery.options import (
     refused,
 )
 from syncguard_celery.running import LockedFunction, wrap
+from syncguard_celery.validating import pydantic_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -123,7 +124,8 @@ def locked_task(
         revoking.listen()
 
     def decorate(function: Callable[..., Any]) -> Any:
-        wrapped = wrap(function, LockedFunction(function, key, options, app))
+        pydantic = pydantic_options(task_options)
+        wrapped = wrap(function, LockedFunction(function, key, options, app, pydantic))
         make: Callable[..., Any] = shared_task
         if app is not None:
             make = app.task

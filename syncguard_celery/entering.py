@@ -28,7 +28,7 @@ from syncguard_celery.holding import Holding, enclosing, innermost
 from syncguard_celery.keys import call_with
 from syncguard_celery.labels import holder_label
 from syncguard_celery.losing import NoInterrupt, interrupt_here
-from syncguard_celery.luggage import fences_in, key_digest, luggage_of, take_lock
+from syncguard_celery.luggage import fences_in, key_digest, luggage_of, put_back, take_lock
 from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
 from syncguard_celery.propagation import remember
 from syncguard_celery.signals import (
@@ -95,30 +95,41 @@ class Entering:
         self.backend: LockBackend = backend_of(options, call.app)
         self.lock_id: str | None = None
         """Of the lock that was acquired: to release it even if nothing else comes of this."""
+        self.block: Lock | None = None
 
     def enter(self) -> Holding | Skipped | None:
         """The lock; or the result of not having it; or None: run without one of one's own."""
         acquired = self._adopt()
         if acquired is not None:
+            self.lock_id = acquired.lock_id
             return self._hold(acquired.key, acquired)
         key = self._make_key(self._bind())
         if key is None or self._is_held_already(key):
             return None
         answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
         if answer.ok:
+            self.lock_id = answer.lock_id
             return self._hold(key, answer)
         return self._contend(key)
 
     @property
     def _label(self) -> str:
-        return holder_label(self._call.name, self._call.task_id)
+        call = self._call
+        request = call.request
+        # A duplicate is answered with the result of the task in the label, so there must be one.
+        is_kept = request is None or not request.is_eager or call.app.conf.task_store_eager_result
+        return holder_label(call.name, call.task_id if is_kept else None)
 
     def _adopt(self) -> Acquired | None:
         """The publish-time lock, if this message brought its id, and nobody redeemed it yet."""
         lock_id = take_lock(self._call.request) if self._call.in_worker else None
         if lock_id is None:
             return None
-        answer = self.backend.adopt(lock_id, self._options.ttl_ms, holder=self._label)
+        try:
+            answer = self.backend.adopt(lock_id, self._options.ttl_ms, holder=self._label)
+        except BaseException:
+            put_back(self._call.request, lock_id)  # for the retry, or to be released
+            raise
         return answer if answer.ok else None
 
     def _is_held_already(self, key: str) -> bool:
@@ -139,6 +150,7 @@ class Entering:
                 # It let go between our attempt and our look: that is not contention.
                 answer = self.backend.acquire(key, options.ttl_ms, holder=self._label)
                 if answer.ok:
+                    self.lock_id = answer.lock_id
                     return self._hold(key, answer)
             elif info.fence == predecessor:
                 # Our own last run is still on its way out: not contention, whatever the policy.
@@ -212,9 +224,7 @@ class Entering:
     def _hold(self, key: str, how: Acquired | Acquisition) -> Holding:
         options = self._options
         loss = Loss(self._call, options, lambda: self.backend.hash(key))
-        block = self._block(key, how, loss)
-        if isinstance(how, Acquired):
-            self.lock_id = how.lock_id
+        block = self.block = self._block(key, how, loss)
         held = block.__enter__()
         self.lock_id = held.lock_id
         holding = Holding(

@@ -6,22 +6,18 @@ that will be retried hands its publish-time lock to the message of the retry, un
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
 from celery.exceptions import Reject
-from celery.signals import task_postrun
 
-from syncguard import LockBackend
-from syncguard_celery.backends import backend_of
-from syncguard_celery.calls import locked_function
-from syncguard_celery.holding import Holding, pop
+from syncguard import LockError
+from syncguard_celery.handing import publish_carrying, release_again
+from syncguard_celery.holding import Holding, put_innermost
 from syncguard_celery.labels import holder_label
 from syncguard_celery.luggage import Sealed
-from syncguard_celery.propagation import attaching
 from syncguard_celery.retrying import ends_in_retry
-from syncguard_celery.signals import listening, task_lock_released, tell
+from syncguard_celery.signals import listening, logger, task_lock_released, tell
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -31,7 +27,7 @@ _HANDED_ON: Final = "_syncguard_handed_on"
 
 def leave(holding: Holding, error: BaseException | None) -> None:
     """Let go. Raises LockLost if the lock was lost and the task itself raised nothing."""
-    pop(holding)
+    put_innermost(holding.outer)
     try:
         goes_on = _prepare(holding, error)
         holding.lock.__exit__(type(error) if error else None, error, None)
@@ -44,15 +40,6 @@ def leave(holding: Holding, error: BaseException | None) -> None:
             _publish_retry(holding)
 
 
-def release_again(backend: LockBackend, lock_id: str) -> None:
-    """Something struck while we were letting go: make sure that the lock does not live on.
-
-    Once it is gone, the heartbeat notices and stops; before, it would extend it for ever.
-    """
-    with contextlib.suppress(Exception):
-        backend.release(lock_id)
-
-
 def handed_on(request: Context) -> str | None:
     """The id under which a lock waits for the retry of this request. It is taken out."""
     lock_id = request.__dict__.pop(_HANDED_ON, None)
@@ -63,6 +50,8 @@ def _prepare(holding: Holding, error: BaseException | None) -> bool:
     """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
     options, held = holding.options, holding.held
     if options.at == "run" and options.min_hold_ms is None:
+        return False
+    if holding.is_retried or (isinstance(error, Reject) and getattr(error, "requeue", False)):
         return False
     if holding.retry is not None or ends_in_retry(holding.call, error):
         goes_on = options.at == "publish" and holding.call.in_worker and not held.lost
@@ -81,15 +70,19 @@ def _hand_on(holding: Holding) -> None:
     """Give the lock, which nobody extends any more, a fresh id and the time to wait."""
     assert holding.call.request is not None
     delay_ms = 0.0 if holding.retry is None else holding.retry[1]
-    answer = holding.backend.adopt(
-        holding.held.lock_id,
-        holding.options.pending_ttl_ms + round(delay_ms),
-        holder=holder_label(holding.call.name, holding.call.task_id),
-    )
+    try:
+        answer = holding.backend.adopt(
+            holding.held.lock_id,
+            holding.options.pending_ttl_ms + round(delay_ms),
+            holder=holder_label(holding.call.name, holding.call.task_id),
+        )
+    except LockError as error:
+        # The retry is what matters. It knows this fence, and waits for what may be left of it.
+        logger.warning("a lock could not be handed on to a retry: %s: %s", error.code, error)
+        release_again(holding.backend, holding.held.lock_id)
+        return
     if answer.ok:
         holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
-        # Only now: every receiver costs every task.
-        task_postrun.connect(_release_unclaimed, weak=False, dispatch_uid=__name__)
 
 
 def _publish_retry(holding: Holding) -> None:
@@ -98,13 +91,12 @@ def _publish_retry(holding: Holding) -> None:
     publish, _ = holding.retry
     request = holding.call.request
     lock_id = handed_on(request)
-    luggage = {} if lock_id is None else {"lock": lock_id}
     try:
-        with attaching(str(request.id), **luggage):
+        if lock_id is None:
             publish()
+        else:
+            publish_carrying(lock_id, holding.backend, str(request.id), publish)
     except Exception as error:
-        if lock_id is not None:
-            release_again(holding.backend, lock_id)
         raise Reject(error, requeue=False) from error  # as Celery's own retry() does
 
 
@@ -121,14 +113,3 @@ def _tell_released(holding: Holding) -> None:
         waited_ms=holding.waited_ms,
         held_ms=holding.held_ms,
     )
-
-
-def _release_unclaimed(sender: object = None, task: object = None, **_: object) -> None:
-    """A lock was handed on to a retry that nobody published: it must not wait for it."""
-    request: Context | None = getattr(task, "request", None)
-    locked = locked_function(sender)
-    if request is None or locked is None:
-        return
-    lock_id = handed_on(request)
-    if lock_id is not None:
-        release_again(backend_of(locked.options, getattr(sender, "app")), lock_id)  # noqa: B009

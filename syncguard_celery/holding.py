@@ -35,6 +35,9 @@ class Holding:
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)
     """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+    is_left: bool = False
+    is_retried: bool = False
+    """Whether the task's own retry is published already."""
 
     def key_hash(self) -> str:
         return self.backend.hash(self.key)
@@ -71,9 +74,5 @@ def enclosing() -> Iterator[Holding]:
         holding = holding.outer
 
 
-def push(holding: Holding) -> None:
+def put_innermost(holding: Holding | None) -> None:
     _innermost.set(holding)
-
-
-def pop(holding: Holding) -> None:
-    _innermost.set(holding.outer)

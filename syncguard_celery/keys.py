@@ -7,6 +7,7 @@ value in an error: it may be a secret.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import re
 import string
@@ -163,7 +164,8 @@ def _by_name(bound: inspect.BoundArguments) -> dict[str, object]:
     named = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            named.update(named.pop(parameter.name, {}))
+            # A parameter comes before an extra argument of its name: f(x, /, **more).
+            named = {**named.pop(parameter.name, {}), **named}
     return named
 
 
@@ -183,6 +185,8 @@ def _check_field(field: str, names: set[str] | None) -> None:
 def _value(field: str, values: Mapping[str, object]) -> str:
     try:
         value, _ = _FORMATTER.get_field(field, (), values)
+        if isinstance(value, enum.Enum) and isinstance(value, str | int | float):
+            value = value.value  # which is what a worker gets of it, after JSON
         kind = type(value)
         text = str(value)
     except Exception as error:

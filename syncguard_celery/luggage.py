@@ -83,3 +83,8 @@ def take_lock(request: Context | None) -> str | None:
     luggage = luggage_of(request)
     lock_id = luggage.pop("lock", None)
     return None if lock_id is None else str.__str__(lock_id)
+
+
+def put_back(request: Context | None, lock_id: str) -> None:
+    """It could not be redeemed: whoever comes next may find it there."""
+    luggage_of(request)["lock"] = Sealed(lock_id)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.signals import before_task_publish
 
 from syncguard_celery.calls import running_requests
+from syncguard_celery.holding import enclosing
 from syncguard_celery.luggage import (
     HEADER,
     MAX_FENCES,
@@ -29,7 +30,20 @@ if TYPE_CHECKING:
     from celery.app.task import Context
 
 _OWN: Final = "_syncguard_fences"
-_attached: ContextVar[tuple[str, dict[str, Any]] | None] = ContextVar("attached", default=None)
+
+
+class Attachment:
+    """What goes into the message of one task besides the fences."""
+
+    def __init__(self, task_id: str, luggage: dict[str, Any]) -> None:
+        self.task_id = task_id
+        self.luggage = luggage
+        self.is_used = False
+        """Whether a message was made with it. A base class may publish later, or not at all, and
+        the old message protocol has no headers."""
+
+
+_attached: ContextVar[Attachment | None] = ContextVar("attached", default=None)
 
 
 class _Own:
@@ -72,11 +86,12 @@ def remember(request: Context | None, key: str, fence: str) -> None:
 
 
 @contextlib.contextmanager
-def attaching(task_id: str, **luggage: object) -> Iterator[None]:
+def attaching(task_id: str, **luggage: object) -> Iterator[Attachment]:
     """Put this, too, into the message of this one task, if it is published in the block."""
-    token = _attached.set((task_id, luggage))
+    attachment = Attachment(task_id, luggage)
+    token = _attached.set(attachment)
     try:
-        yield
+        yield attachment
     finally:
         _attached.reset(token)
 
@@ -87,14 +102,15 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
         return  # the old message protocol has no headers to carry anything
     luggage: dict[str, Any] = {}
     requests = running_requests()
-    if requests:
-        if fences := _fences(requests):
-            luggage["fences"] = fences
-        if requests[0].id == headers["id"] and (own := _own(requests[0])):
+    if fences := merged(_fences(requests), _fences_held_here()):
+        luggage["fences"] = fences
+    for request in requests:
+        if request.id == headers["id"] and (own := _own(request)):
             luggage["after"] = own
     attached = _attached.get()
-    if attached is not None and attached[0] == headers["id"]:
-        luggage.update(attached[1])
+    if attached is not None and attached.task_id == headers["id"]:
+        luggage.update(attached.luggage)
+        attached.is_used = True
     headers.pop(HEADER, None)
     if luggage:
         headers[HEADER] = luggage
@@ -103,6 +119,12 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
 def _own(request: Context) -> Fences:
     own: _Own | None = request.__dict__.get(_OWN)
     return {} if own is None else own.fences()
+
+
+def _fences_held_here() -> Fences:
+    """Of the locks held here and now: a locked function need not be a task's own."""
+    holdings = reversed(list(enclosing()))
+    return merged(*({key_digest(holding.key): holding.held.fence} for holding in holdings))
 
 
 def _fences(requests: list[Context]) -> Fences:

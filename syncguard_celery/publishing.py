@@ -7,23 +7,27 @@ lock, and its worker does what the contention policy says.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import logging
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from celery.states import REVOKED
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
-from syncguard import Acquired, LockBackend
+from syncguard import LockError, LockInfo
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call, locked_function, republishes
 from syncguard_celery.contention import GLIMPSES
-from syncguard_celery.exiting import handed_on, release_again
-from syncguard_celery.holding import enclosing
+from syncguard_celery.exiting import handed_on
+from syncguard_celery.handing import publish_carrying
+from syncguard_celery.holding import Holding, enclosing
 from syncguard_celery.labels import holder_label, task_id_in
-from syncguard_celery.propagation import attaching
+from syncguard_celery.luggage import take_lock
 from syncguard_celery.running import LockedFunction
 from syncguard_celery.signals import task_lock_contended, tell
 from syncguard_celery.suspension import suspended
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
 Publish = Callable[..., "AsyncResult[Any]"]
+
+_CLOCKS_MS: Final = 2_000
+"""By so much this machine's clock may differ from that of Redis."""
 
 
 def apply_async(
@@ -62,16 +69,19 @@ def apply_async(
         return publish(task_id=task_id)
     again = task_id is not None and republishes(self.name, task_id)
     if locked.options.at == "run":
-        if not again and not locked.key_is_computed and not _has_pydantic(self):
+        if again:
+            _note_retry(self, options)
+        elif not locked.key_is_computed and locked.pydantic is None:
             # A key that cannot be made is an error here, not in some worker. One that is
             # computed may be costly, or need arguments as only the worker has them.
             locked.key_for_task(self, args or (), kwargs or {})
         return publish(task_id=task_id)
     if self.app.conf.task_always_eager:
         return publish(task_id=task_id)
-    key = locked.key_for_task(self, args or (), kwargs or {})
     if task_id is not None and again:
-        return _publish_again(self, locked, publish, key, task_id, options)
+        publish = functools.partial(publish, task_id=task_id)
+        return _publish_again(self, locked, publish, args or (), kwargs or {}, task_id, options)
+    key = locked.key_for_task(self, args or (), kwargs or {})
     if key is None:
         return publish(task_id=task_id)
     return _publish_once(self, locked, publish, key, task_id, _delay_ms(self, options))
@@ -85,10 +95,6 @@ def _next_apply_async(task: Task[..., Any]) -> Publish:
             publish: Publish = base.apply_async
             return publish
     raise AssertionError("the task's class lost its apply_async")
-
-
-def _has_pydantic(task: Any) -> bool:
-    return getattr(task, "_dump_pydantic_arguments", None) is not None
 
 
 def _publish_once(
@@ -105,13 +111,17 @@ def _publish_once(
     for _ in range(GLIMPSES):
         answer = backend.acquire(key, locked.options.pending_ttl_ms + round(delay_ms), holder=label)
         if answer.ok:
-            return _publish_with(answer, backend, publish, task_id)
+            publish = functools.partial(publish, task_id=task_id)
+            return publish_carrying(answer.lock_id, backend, task_id, publish)
         if prescribed_id is not None:
             break
         info = backend.lookup(key=key)
         if info is None:
             continue
         twin = task_id_in(info.holder, task.name)
+        if twin is not None and _was_revoked_in_time(task, twin, info, locked.options.ttl_ms):
+            backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
+            continue
         if twin is not None:
             tell(
                 task_lock_contended,
@@ -127,52 +137,81 @@ def _publish_once(
     return publish(task_id=task_id)
 
 
-def _publish_with(
-    acquired: Acquired, backend: LockBackend, publish: Publish, task_id: str
-) -> AsyncResult[Any]:
+def _was_revoked_in_time(task: Task[..., Any], twin: str, info: LockInfo, ttl_ms: int) -> bool:
+    """Whether the queued task was revoked, and can never have begun.
+
+    Its worker says so at once, but drops the message, and the lock with it, only when its ETA
+    has come. Whoever runs has at most ``ttl_ms`` left on the lock.
+    """
+    if info.expires_at_ms - time.time() * 1000 <= ttl_ms + _CLOCKS_MS:
+        return False
     try:
-        with attaching(task_id, lock=acquired.lock_id):
-            return publish(task_id=task_id)
-    except BaseException:
-        release_again(backend, acquired.lock_id)
-        raise
+        state: str = task.AsyncResult(twin).state
+        return state == REVOKED
+    except Exception:  # there is no result store, or it has a bad day
+        return False
+
+
+def _note_retry(task: Task[..., Any], options: dict[str, Any]) -> None:
+    """With ``throw=False`` nothing else tells that the task ends in a retry."""
+    request = task.request
+    if _is_retry(request, options):
+        for own in enclosing():
+            own.is_retried = own.is_retried or own.call.request is request
+
+
+def _is_retry(request: Any, options: dict[str, Any]) -> bool:
+    return bool(options.get("retries", 0) > request.retries)
 
 
 def _publish_again(
     task: Task[..., Any],
     locked: LockedFunction,
     publish: Publish,
-    key: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     task_id: str,
     options: dict[str, Any],
 ) -> AsyncResult[Any]:
     """A retry: no check, and a publish-time lock goes with it."""
-    publish = functools.partial(publish, task_id=task_id)
     request: Any = task.request
-    is_retry = options.get("retries", 0) > request.retries
-    if not is_retry:
+    if not _is_retry(request, options):
         return publish()
     delay_ms = _delay_ms(task, options)
-    holding = next((own for own in enclosing() if own.call.request is request), None)
-    if holding is not None and holding.key != key:
-        return publish()  # its arguments were changed: this lock would be the wrong one
+    holding = _publish_time_holding(request)
+    if (
+        holding is not None
+        # A key is made once: another time it may come out differently.
+        and not _has_arguments(request, args, kwargs)
+        and locked.key_for_task(task, args, kwargs) != holding.key
+    ):
+        return publish()  # this lock would be the wrong one
     if holding is not None and holding.retry is None:
         # The task still runs, under the lock that the retry is to have. It is published when the
         # task has ended: no retry may begin before.
         holding.retry = (publish, delay_ms)
         return task.AsyncResult(task_id)
-    lock_id = handed_on(request)  # by autoretry_for, which comes after the lock was let go
+    # By autoretry_for, which comes after the lock was let go; or before it was redeemed.
+    lock_id = handed_on(request) or take_lock(request)
     if lock_id is None:
         return publish()
     backend = backend_of(locked.options, task.app)
     if delay_ms:
-        backend.extend(lock_id, locked.options.pending_ttl_ms + round(delay_ms))
-    try:
-        with attaching(task_id, lock=lock_id):
-            return publish()
-    except BaseException:
-        release_again(backend, lock_id)
-        raise
+        with contextlib.suppress(LockError):  # then it may run out: the retry acquires afresh
+            backend.extend(lock_id, locked.options.pending_ttl_ms + round(delay_ms))
+    return publish_carrying(lock_id, backend, task_id, publish)
+
+
+def _publish_time_holding(request: object) -> Holding | None:
+    for holding in enclosing():
+        if holding.call.request is request and holding.options.at == "publish":
+            return holding
+    return None
+
+
+def _has_arguments(request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    same = list(args) == list(request.args or ()) and kwargs == (request.kwargs or {})
+    return bool(same)
 
 
 def _delay_ms(task: Task[..., Any], options: dict[str, Any]) -> float:

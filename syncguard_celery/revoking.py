@@ -1,26 +1,35 @@
-"""The worker's main process: it sees a message before any task runs, and may be the last to.
+"""Publish-time locks whose task never came to redeem or to hand on: who else releases them.
 
 A task that is revoked or expires before it ran never reaches the function we wrap; only
-``task_revoked`` tells, here. The id in the message is spent if the task did run, so releasing by
-it harms nobody.
+``task_revoked`` tells, in the worker's main process. One whose base class or ``before_start`` ended
+it ends without us, and ``task_postrun`` tells. The id in a message is spent if the task did run,
+so releasing by it harms nobody.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import queue
+import threading
+import time
+from typing import Any, Final
 
-from celery.signals import task_received, task_revoked
+from celery.signals import task_postrun, task_received, task_revoked
 
+from syncguard import LockBackend
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import locked_function
-from syncguard_celery.exiting import release_again
+from syncguard_celery.exiting import handed_on
 from syncguard_celery.luggage import HEADER, seal_lock, take_lock
+
+_AT_ONCE_S: Final = 0.2
+_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def listen() -> None:
     """From now on. Not earlier than the first task with a publish-time lock: receivers cost."""
     task_received.connect(_seal, weak=False, dispatch_uid=f"{__name__}.seal")
-    task_revoked.connect(_release, weak=False, dispatch_uid=f"{__name__}.release")
+    task_revoked.connect(_release_revoked, weak=False, dispatch_uid=f"{__name__}.revoked")
+    task_postrun.connect(_release_unclaimed, weak=False, dispatch_uid=f"{__name__}.unclaimed")
 
 
 def _seal(request: Any = None, **_: object) -> None:
@@ -29,8 +38,58 @@ def _seal(request: Any = None, **_: object) -> None:
         seal_lock(luggage)
 
 
-def _release(sender: Any = None, request: Any = None, **_: object) -> None:
+def _release_revoked(sender: Any = None, request: Any = None, **_: object) -> None:
     locked = locked_function(sender)
     lock_id = None if locked is None else take_lock(request)
     if lock_id is not None:
-        release_again(backend_of(locked.options, sender.app), lock_id)
+        _elsewhere.release(backend_of(locked.options, sender.app), lock_id)
+
+
+def _release_unclaimed(sender: Any = None, task: Any = None, **_: object) -> None:
+    """The task is over: nobody redeemed its lock, or handed it on to a retry that nobody made."""
+    locked = locked_function(sender)
+    if locked is None or locked.options.at != "publish":
+        return
+    for lock_id in (take_lock(task.request), handed_on(task.request)):
+        if lock_id is not None:
+            _elsewhere.release(backend_of(locked.options, sender.app), lock_id)
+
+
+class _Elsewhere:
+    """Releases on a thread: a Redis that hangs must not stop the worker's main loop.
+
+    Usually it is done at once, and waited for. When it is not, nobody waits for the next ones. One
+    that fails is tried again for a while: nobody else will, and its key would stay blocked.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[LockBackend, str, threading.Event]]
+        self._jobs = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._is_stuck = False
+
+    def release(self, backend: LockBackend, lock_id: str) -> None:
+        tried = threading.Event()
+        self._jobs.put((backend, lock_id, tried))
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="syncguard-release", daemon=True)
+            self._thread.start()
+        if not self._is_stuck:
+            self._is_stuck = not tried.wait(_AT_ONCE_S)
+
+    def _run(self) -> None:
+        while True:
+            backend, lock_id, tried = self._jobs.get()
+            for pause_s in _PAUSES_S:
+                time.sleep(pause_s)
+                try:
+                    backend.release(lock_id)
+                except Exception:
+                    tried.set()
+                else:
+                    break
+            tried.set()
+            self._is_stuck = False
+
+
+_elsewhere: Final = _Elsewhere()

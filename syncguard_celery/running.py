@@ -11,15 +11,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+from celery.exceptions import Reject
+
 from syncguard import LockLost
-from syncguard_celery.calls import MARK, call_of
+from syncguard_celery.calls import MARK, call_of, is_bound
 from syncguard_celery.entering import Entering, Skipped
-from syncguard_celery.exiting import leave, release_again
-from syncguard_celery.holding import Holding, enclosing, innermost, push
+from syncguard_celery.exiting import leave
+from syncguard_celery.handing import abandon
+from syncguard_celery.holding import Holding, enclosing, innermost, put_innermost
 from syncguard_celery.keys import Binder, key_maker
 from syncguard_celery.losing import undisturbed
 from syncguard_celery.options import KeySource, LockOptions, refused
 from syncguard_celery.suspension import suspended
+from syncguard_celery.validating import KeyOf, validating
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -37,11 +41,14 @@ class LockedFunction:
         key: KeySource,
         options: LockOptions,
         app: Celery | None = None,
+        pydantic: dict[str, Any] | None = None,
     ) -> None:
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise refused("a generator or async function runs after its call: it cannot be locked")
         self.function = function
         self.options = options
+        self.pydantic = pydantic
+        self._validating: KeyOf | None = None
         self._app = app
         self.name = f"{function.__module__}.{function.__qualname__}"
         self._binder = Binder(function)
@@ -56,17 +63,25 @@ class LockedFunction:
         self, task: object, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> str | None:
         """The same for arguments as they are published, without the ``self`` of a bound task."""
-        # Celery keeps a bound task's function as a method, and another's as it is.
-        run = getattr(task, "_orig_run", None) or getattr(task, "run", None)
-        own = (task,) if getattr(run, "__self__", None) is not None else ()
-        return self.key_of((*own, *args), kwargs)
+        own = (task,) if is_bound(task) else ()
+        return self._key_of_published(task)((*own, *args), kwargs)
+
+    def _key_of_published(self, task: Any) -> KeyOf:
+        if self.pydantic is None:
+            return self.key_of
+        if self._validating is None:
+            self._validating = validating(
+                self.key_of, self.function, task.app, task.name, self.pydantic
+            )
+        return self._validating
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Call the function under its lock."""
         if suspended():
             return self.function(*args, **kwargs)
         call = call_of(self, self.name, self._app)
-        outer = [holding.interrupt for holding in enclosing()] if innermost() else []
+        before = innermost()
+        outer = [holding.interrupt for holding in enclosing()] if before else []
         entering = Entering(
             call, self.options, lambda: self._binder.bind(args, kwargs), self._make_key
         )
@@ -84,8 +99,9 @@ class LockedFunction:
             holding = entered
             return _run_under(holding, self.function, args, kwargs)
         finally:
-            if holding is None and entering.lock_id is not None:
-                release_again(entering.backend, entering.lock_id)
+            if entering.lock_id is not None and (holding is None or not holding.is_left):
+                put_innermost(before)
+                abandon(entering.block, entering.backend, entering.lock_id)
 
 
 def _run_under(
@@ -96,7 +112,7 @@ def _run_under(
 ) -> object:
     error: BaseException | None = None
     try:
-        push(holding)
+        put_innermost(holding)
         try:
             holding.interrupt.arm()
             return function(*args, **kwargs)
@@ -114,11 +130,9 @@ def _run_under(
                     [outer.interrupt for outer in enclosing() if outer is not holding]
                 ):
                     leave(holding, error)
-        except LockLost:
-            raise
-        except BaseException:
-            # A time limit or a shutdown, in the middle of letting go.
-            release_again(holding.backend, holding.held.lock_id)
+            holding.is_left = True
+        except (LockLost, Reject):  # the news of leaving, not what interrupted it
+            holding.is_left = True
             raise
         finally:
             del error  # a cycle: the traceback holds this frame

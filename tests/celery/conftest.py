@@ -19,12 +19,13 @@ import uuid
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from celery.app.trace import build_tracer
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
@@ -283,9 +284,36 @@ def scene(workshop: ModuleType) -> Iterator[Scene]:
 def app(syncguard_backend):
     """An app in this process, without a worker."""
     app = Celery("direct", broker="memory://", fixups=[], set_as_current=False)
+    app.conf.task_default_queue = uuid.uuid4().hex  # a broker in memory is one for all tests
     app.conf.syncguard_backend = syncguard_backend
     yield app
     app.close()
+
+
+@pytest.fixture
+def deliver(app):
+    """Runs the oldest message in this process, as a worker would: through Celery's own tracer.
+
+    The state in which the task ended, and the header that came with it.
+    """
+
+    def deliver():
+        with app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(app.conf.task_default_queue)
+            message = queue.get(block=False)
+            message.ack()
+            queue.close()
+        args, kwargs, embedded = message.payload
+        headers = json.loads(json.dumps(message.headers))
+        came_with = json.loads(json.dumps(headers.get("syncguard") or {}))
+        task = app.tasks[headers["task"]]
+        request = {**headers, **embedded, "args": args, "kwargs": kwargs, "is_eager": False}
+        request |= {"delivery_info": message.delivery_info, "called_directly": False}
+        traced = build_tracer(task.name, task, app=app)(headers["id"], args, kwargs, request)
+        state = traced.info.state if traced.info else "SUCCESS"
+        return SimpleNamespace(state=state, result=traced.retval, came_with=came_with)
+
+    return deliver
 
 
 @pytest.fixture

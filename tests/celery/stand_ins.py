@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from syncguard import LockError
+
 
 def take_away(backend, key):
     """As an administrator would: the heartbeat finds the lock gone."""
@@ -32,3 +34,17 @@ class Slippery(Behind):
             with self.backend.acquire(*args, **options):
                 return self.backend.acquire(*args, **options)
         return self.backend.acquire(*args, **options)
+
+
+class Forgetful(Behind):
+    """Fails some adoptions, as a Redis does in the middle of a failover."""
+
+    def __init__(self, backend, failures):
+        super().__init__(backend)
+        self.failures = failures
+
+    def adopt(self, *args, **options):
+        if self.failures:
+            self.failures -= 1
+            raise LockError("ServiceUnavailable")
+        return self.backend.adopt(*args, **options)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import inspect
 from types import SimpleNamespace
 
+import celery
+import pydantic
 import pytest
 from celery import Celery
 
@@ -195,16 +199,78 @@ class TestAtTheCall:
         with pytest.raises(TypeError):
             task.delay()
 
-    def test_a_key_from_a_model_is_left_to_the_worker(self, app):
-        @locked_task(app=app, key="invoice:{invoice.id}")
-        def task(invoice): ...
-
-        # What Celery gives a task with pydantic=True: its arguments are models in the worker only.
-        task._dump_pydantic_arguments = lambda args, kwargs: (args, kwargs)
-        task.delay({"id": 42})
-
     def test_a_computed_key_is_left_to_the_worker(self, app):
         @locked_task(app=app, key=lambda invoice: invoice.id)
         def task(invoice): ...
 
         task.delay(42)
+
+
+def test_a_bound_task_whose_run_somebody_wrapped_has_the_same_key(app, syncguard_backend):
+    @locked_task(app=app, key="{tenant}", bind=True, at="publish")
+    def task(self, tenant, mode): ...
+
+    run = task.run
+    task.run = functools.wraps(run)(lambda *args, **kwargs: run(*args, **kwargs))
+    task.delay("acme", "full")
+    assert syncguard_backend.is_locked("acme")
+
+
+class Kind(str, enum.Enum):
+    RED = "red"
+
+
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(("given", "sent"), [(Kind.RED, "red"), (Level.HIGH, 3)])
+def test_a_member_of_an_enumeration_is_what_a_worker_gets_of_it(given, sent):
+    def paint(kind): ...
+
+    assert key("{kind}", paint, given) == key("{kind}", paint, sent)
+
+
+def test_a_parameter_comes_before_an_extra_argument_of_its_name():
+    def function(x, /, **more): ...
+
+    assert key("{x}", function, 1, x=2) == "1"
+    assert key("{y}", function, 1, y=2) == "2"
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 5), reason="Celery before 5.5 has no pydantic=True")
+class TestModels:
+    """With pydantic=True a task's function sees models, its message dictionaries."""
+
+    @pytest.fixture
+    def order(self):
+        class Order(pydantic.BaseModel):
+            id: int
+
+        return Order
+
+    @pytest.mark.parametrize("at", ["run", "publish"])
+    @pytest.mark.parametrize("key", ["order:{order.id}", lambda self, order: f"order:{order.id}"])
+    def test_a_key_is_made_from_them(self, app, deliver, order, at, key, syncguard_backend):
+        def task(self, order):
+            raise self.retry(countdown=1) if not self.request.retries else SystemError
+
+        task.__annotations__["order"] = order
+        task = locked_task(app=app, name="pay", key=key, at=at, bind=True, pydantic=True)(task)
+        task.delay({"id": 42})
+        assert syncguard_backend.is_locked("order:42") == (at == "publish")
+        assert deliver().state == "RETRY"
+        assert syncguard_backend.is_locked("order:42") == (at == "publish")
+        assert deliver().state == "FAILURE"
+        assert not syncguard_backend.is_locked("order:42")
+
+    def test_what_is_not_valid_is_refused_when_it_is_published(self, app, order, syncguard_backend):
+        def task(order): ...
+
+        task.__annotations__["order"] = order
+        options = {"key": "order:{order.id}", "at": "publish", "pydantic": True}
+        task = locked_task(app=app, name="pay", pydantic_strict=True, **options)(task)
+        with pytest.raises(LockError, match="not valid") as caught:
+            task.delay({"id": "secret"})
+        assert "secret" not in str(caught.value)
+        assert syncguard_backend.count_live_locks() == 0

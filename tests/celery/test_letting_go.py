@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
 from celery.app.task import Context
-from celery.exceptions import Reject
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 from stand_ins import take_away
 
-from syncguard import LockLost
+from syncguard import LockLost, heartbeat
 from syncguard_celery import (
     current_lock,
     locked_task,
 )
 from syncguard_celery.calls import Call
-from syncguard_celery.exiting import _publish_retry, _release_unclaimed
+from syncguard_celery.exiting import _publish_retry
+from syncguard_celery.revoking import _release_unclaimed
 
 
 def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backend):
@@ -126,3 +129,73 @@ def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend)
     with pytest.raises(LockLost):
         late()
     assert syncguard_backend.lookup(key="k").fence == "000000000000002"
+
+
+@pytest.mark.parametrize("how", ["throw=False", "requeue"])
+def test_a_task_that_will_be_run_again_does_not_keep_the_minimum(
+    app, deliver, syncguard_backend, how
+):
+    @locked_task(app=app, name="again", key="k", bind=True, min_hold_ms=60_000)
+    def again(self):
+        if how == "requeue":
+            raise Reject("not now", requeue=True)
+        self.retry(countdown=1, throw=False)
+
+    again.delay()
+    deliver()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_an_interrupt_at_any_line_of_ours_leaves_neither_lock_nor_heartbeat_nor_place(
+    app, syncguard_backend
+):
+    """A soft time limit strikes wherever it likes."""
+    lines_left = 0
+
+    def trace(frame, event, _argument):
+        nonlocal lines_left
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if "/syncguard_celery/" not in path.replace("\\", "/") or name in UNCATCHABLE:
+            return None
+        if event == "line":
+            lines_left -= 1
+            if lines_left == 0:
+                places.append(f"{path}:{frame.f_lineno}")
+                raise SoftTimeLimitExceeded
+        return trace
+
+    lost = []
+
+    @locked_task(app=app, name="struck", key="k", ttl_ms=20_000, on_lost=lambda: lost.append(1))
+    def task():
+        return "done"
+
+    task()
+    places = []
+    for number in itertools.count(1):
+        lines_left = number
+        sys.settrace(trace)
+        try:
+            task()
+        except SoftTimeLimitExceeded:
+            pass
+        finally:
+            sys.settrace(None)
+        place = places[-1:]
+        assert current_lock() is None, f"left in place by an interrupt at {place}"
+        assert not syncguard_backend.is_locked("k"), f"left behind by an interrupt at {place}"
+        assert watched() == 0, f"still extended after an interrupt at {place}"
+        if lines_left > 0:
+            break
+    assert len(places) > 50
+    assert not lost
+
+
+UNCATCHABLE = {"enter", "abandon", "release_again", "arm", "disarm"}
+"""Between the answer and the note of whose it is, and in the last resort itself: no code of ours
+could catch it there. Such a lock is not extended, and free after its TTL. Where a lock of Python's
+is held, a tracer strikes between lines, which a signal does not."""
+
+
+def watched():
+    return sum(lane.watched for lane in heartbeat._heartbeat._lanes.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from celery import Task
 from stand_ins import Behind, take_away
 
 from syncguard import LockLost
@@ -17,6 +18,7 @@ from syncguard_celery import (
     locked_task,
     task_lock_lost,
 )
+from syncguard_celery.luggage import key_digest
 
 
 def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_backend):
@@ -170,3 +172,73 @@ def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands
     assert undisturbed == [moment]
     assert not survived
     assert not syncguard_backend.is_locked("inner")
+
+
+class TestTwoLocksUnderOneTask:
+    @pytest.fixture
+    def transfer(self, app):
+        @app.task(name="transfer", shared=False)
+        @locked(key="account:{source}")
+        @locked(key="account:{target}")
+        def transfer(source, target):
+            child.delay()
+            return current_fence()
+
+        @app.task(name="child", shared=False)
+        def child(): ...
+
+        return transfer
+
+    def test_meet_contention_as_the_task_does(self, deliver, transfer, syncguard_backend):
+        with syncguard_backend.acquire("account:2", 60_000):
+            transfer.delay(1, 2)
+            assert deliver().state == "RETRY"
+            assert not syncguard_backend.is_locked("account:1")
+        assert deliver().result == "000000000000002"
+
+    def test_both_send_their_fences_on(self, deliver, transfer):
+        transfer.delay(1, 2)
+        deliver()
+        assert set(deliver().came_with["fences"]) == {key_digest(f"account:{n}") for n in (1, 2)}
+
+
+def test_a_task_of_a_class_meets_contention_as_any_other(app, deliver, syncguard_backend):
+    class Settle(Task):
+        name = "settle-by-class"
+
+        @locked(key="invoice:{invoice_id}")
+        def run(self, invoice_id):
+            return invoice_id
+
+    settle = app.register_task(Settle())
+    with syncguard_backend.acquire("invoice:42", 60_000):
+        settle.delay(42)
+        assert deliver().state == "RETRY"
+    assert deliver().result == 42
+
+
+def test_what_is_published_under_a_plain_function_carries_its_fence(app, deliver):
+    @app.task(name="child", shared=False)
+    def child():
+        return inherited_fence("helper")
+
+    @locked(key="helper", backend=lambda: app.conf.syncguard_backend)
+    def helper():
+        child.delay()
+
+    helper()
+    assert deliver().result == "000000000000001"
+
+
+def test_a_retry_from_inside_of_another_task_knows_its_predecessor(app, deliver):
+    @app.task(name="part", shared=False)
+    def part():
+        raise whole.retry(countdown=1)
+
+    @locked_task(app=app, name="whole", key="k", bind=True)
+    def whole(self):
+        return current_fence() if self.request.retries else part()
+
+    whole.delay()
+    deliver()
+    assert deliver().came_with["after"] == {key_digest("k"): "000000000000001"}

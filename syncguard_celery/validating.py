@@ -1,0 +1,60 @@
+"""Tasks with ``pydantic=True``: their function sees models where the message has dictionaries.
+
+Celery validates around the function, so around our lock. To make a key outside of it, at
+publishing, the arguments have to be validated there too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from syncguard_celery.options import refused
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+_OPTIONS: Final = {
+    "pydantic_strict": "strict",
+    "pydantic_context": "context",
+    "pydantic_dump_kwargs": "dump_kwargs",
+}
+
+KeyOf = Callable[[tuple[object, ...], Mapping[str, object]], str | None]
+
+
+def pydantic_options(task_options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """How a task with these options validates; None if it does not."""
+    if task_options.get("pydantic") is not True:
+        return None
+    return {ours: task_options[name] for name, ours in _OPTIONS.items() if name in task_options}
+
+
+def validating(
+    key_of: KeyOf,
+    function: Callable[..., object],
+    app: Celery,
+    name: str,
+    options: dict[str, Any],
+) -> KeyOf:
+    """``key_of`` for arguments that are not validated yet."""
+    base: Any = importlib.import_module("celery.app.base")  # in the stubs it is not yet there
+    pydantic: Any = importlib.import_module("pydantic")
+
+    @functools.wraps(function)
+    def key_of_validated(*args: object, **kwargs: object) -> str | None:
+        return key_of(args, kwargs)
+
+    validate = base.pydantic_wrapper(app, key_of_validated, name, **options)
+
+    def make(args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
+        try:
+            key: str | None = validate(*args, **kwargs)
+        except pydantic.ValidationError:
+            # "from None": its text shows the arguments.
+            raise refused("no key can be made: the arguments are not valid") from None
+        return key
+
+    return make
