@@ -25,6 +25,7 @@ from syncguard.options import (
     came_too_late,
     check_backend,
     check_decorated,
+    covered,
     in_use,
     lock_lost,
     was_lost,
@@ -146,7 +147,7 @@ class AsyncLock:
         @functools.wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             async with AsyncLock(self._backend, self._options):
-                return await function(*args, **kwargs)
+                return covered(await function(*args, **kwargs), wants_async=True)
 
         return locked
 

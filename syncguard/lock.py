@@ -26,6 +26,7 @@ from syncguard.options import (
     came_too_late,
     check_backend,
     check_decorated,
+    covered,
     in_use,
     lock_lost,
     was_lost,
@@ -172,7 +173,7 @@ class Lock:
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with Lock(self._backend, self._options):
-                return function(*args, **kwargs)
+                return covered(function(*args, **kwargs), wants_async=False)
 
         return locked
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Final, TypeVar
 
 from syncguard.backend import check_signal
 from syncguard.clock import holder_clock_ms
@@ -26,8 +28,17 @@ from syncguard.types import (
     Signal,
 )
 
+R = TypeVar("R")
+
 _LOST_RELEASE_MS: Final = 1_000
 """How long leaving tries to release a lock that is lost already: the server may be gone."""
+
+_UNFINISHED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_GENERATOR: Final = "a generator runs after its call: use lock() inside it instead"
+_ASYNC: Final = "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
+_PLAIN: Final = "syncguard.aio.lock decorates async def; for plain functions use syncguard.lock"
+_HIDDEN: Final = "a plain decorator hides an async def here: put syncguard.aio.lock below it"
+_NOT_AWAITED: Final = "a coroutine was returned that has yet to run: await it in the function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +155,36 @@ def check_backend(backend: object, *, wants_async: bool) -> None:
 
 def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
     """Refuse what the lock would not cover: it would be released before the body has run."""
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise invalid_argument("a generator runs after its call: use lock() inside it instead")
-    if inspect.iscoroutinefunction(function) != wants_async:
-        hint = (
-            "syncguard.aio.lock decorates async def functions; for plain ones use syncguard.lock"
-            if wants_async
-            else "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
-        )
-        raise invalid_argument(hint)
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise invalid_argument(_GENERATOR)
+    is_async = _is(inspect.iscoroutinefunction, function)
+    if is_async and not wants_async:
+        raise invalid_argument(_ASYNC)
+    if wants_async and not is_async:
+        hidden = inspect.iscoroutinefunction(inspect.unwrap(function))
+        raise invalid_argument(_HIDDEN if hidden else _PLAIN)
+
+
+def covered(result: R, *, wants_async: bool) -> R:
+    """What a decorated function returned, unless that is a body which has yet to run.
+
+    A plain decorator hides an ``async def`` or a generator from ``check_decorated``. Others run
+    what they hide, such as asgiref's ``async_to_sync``: only the result tells them apart.
+    """
+    if not isinstance(result, _UNFINISHED):
+        return result
+    if not isinstance(result, AsyncGeneratorType):  # that one would have to be awaited
+        result.close()  # or Python warns of a coroutine that nobody awaited
+    if not isinstance(result, CoroutineType):
+        raise invalid_argument(_GENERATOR)
+    raise invalid_argument(_NOT_AWAITED if wants_async else _ASYNC)
+
+
+def _is(kind: Callable[[object], bool], function: object) -> bool:
+    """Whether a function is of a kind, or the ``__call__`` of an object that stands for one."""
+    while isinstance(function, partial):
+        function = function.func
+    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def in_use() -> LockError:

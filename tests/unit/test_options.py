@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from functools import partial, wraps
 from unittest.mock import MagicMock
 
 import fakeredis
@@ -182,6 +184,118 @@ def test_the_wrong_kind_of_function_gets_a_hint_at_the_right_lock(function, want
 def test_the_right_kind_of_function_can_be_decorated():
     check_decorated(plain, wants_async=False)
     check_decorated(coroutine, wants_async=True)
+
+
+class Ways:
+    """How an object can be called."""
+
+    async def coroutine(self): ...
+
+    def generator(self):
+        yield
+
+    async def async_generator(self):
+        yield
+
+    def plain(self): ...
+
+
+def called_as(name):
+    return type("Job", (), {"__call__": getattr(Ways, name)})()
+
+
+@pytest.mark.parametrize("wants_async", [False, True])
+@pytest.mark.parametrize("name", ["generator", "async_generator"])
+def test_an_object_that_is_called_as_a_generator_cannot_be_decorated(name, wants_async):
+    for function in (called_as(name), partial(called_as(name))):
+        with pytest.raises(LockError, match="inside it"):
+            check_decorated(function, wants_async=wants_async)
+
+
+@pytest.mark.parametrize(
+    ("name", "wants_async", "hint"),
+    [("coroutine", False, "syncguard.aio.lock"), ("plain", True, "syncguard.lock")],
+)
+def test_an_object_is_judged_by_how_it_is_called(name, wants_async, hint):
+    for function in (called_as(name), partial(called_as(name))):
+        with pytest.raises(LockError, match=hint):
+            check_decorated(function, wants_async=wants_async)
+        check_decorated(function, wants_async=not wants_async)
+
+
+def logged(function):
+    """A plain decorator, as there are many: it hides what it wraps."""
+
+    @wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
+def test_an_async_def_under_a_plain_decorator_gets_a_hint_at_their_order():
+    with pytest.raises(LockError, match=r"put syncguard\.aio\.lock below"):
+        check_decorated(logged(coroutine), wants_async=True)
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (coroutine, "syncguard.aio.lock"),
+        (generator, "inside it"),
+        (async_generator, "inside it"),
+    ],
+)
+def test_what_a_plain_decorator_hides_is_refused_when_it_is_returned(function, hint):
+    backend = blocking_backend()
+    decorated = lock(backend, "k")(logged(function))
+    with pytest.raises(LockError, match=hint) as caught:
+        decorated()
+    assert caught.value.code == "InvalidArgument"
+    assert not backend.is_locked("k")
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [(coroutine, "await it"), (generator, "inside it"), (async_generator, "inside it")],
+)
+def test_what_an_async_decorator_hides_is_refused_when_it_is_returned(function, hint):
+    @wraps(function)
+    async def wrapper():
+        return function()
+
+    async def run():
+        backend = asyncio_backend()
+        with pytest.raises(LockError, match=hint) as caught:
+            await aio.lock(backend, "k")(wrapper)()
+        assert caught.value.code == "InvalidArgument"
+        assert not await backend.is_locked("k")
+
+    asyncio.run(run())
+
+
+def test_a_plain_function_that_runs_the_coroutine_it_wraps_can_be_decorated():
+    backend = blocking_backend()
+
+    async def is_locked():
+        return backend.is_locked("k")
+
+    @wraps(is_locked)
+    def to_its_end():  # as asgiref's async_to_sync does
+        return asyncio.run(is_locked())
+
+    assert lock(backend, "k")(to_its_end)() is True
+
+
+def test_an_async_function_may_wrap_a_plain_one():
+    async def run():
+        @wraps(plain)
+        async def wrapper():
+            return 7
+
+        assert await aio.lock(asyncio_backend(), "k")(wrapper)() == 7
+
+    asyncio.run(run())
 
 
 def its_kind(wants_async):
