@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from syncguard.callbacks import let_run
 from syncguard.cancellation import settle
 from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.keys import validate_ttl_ms
@@ -31,10 +33,14 @@ def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
     )
 
 
-def check_callback(name: str, callback: object) -> None:
+def check_callback(name: str, callback: object, *, may_be_async: bool = True) -> None:
     """Refuse what cannot be called; None stands for no callback."""
     if callback is not None and not callable(callback):
         raise invalid_argument(f"{name} must be callable")
+    if not may_be_async and inspect.iscoroutinefunction(callback):
+        raise invalid_argument(
+            f"{name} must be a plain function: a blocking backend cannot await an async def"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +81,27 @@ class Disposal:
         self, release: Callable[[], Awaitable[ReleaseResult]], context: ReleaseErrorContext
     ) -> ReleaseResult | None:
         """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
-        try:
-            return await settle(_within_async(release, self.timeout_ms))
-        except LockError as error:
-            self._tell(error, context)
-            return None
+
+        async def releasing() -> ReleaseResult | None:
+            try:
+                return await _within_async(release, self.timeout_ms)
+            except LockError as error:
+                # In here, because a cancelled caller never learns how the release ended.
+                self._tell(error, context)
+                return None
+
+        return await settle(releasing())
 
     def _tell(self, error: LockError, context: ReleaseErrorContext) -> None:
         try:
-            self.on_release_error(error, context)
-        except Exception:
-            # The traceback may show the identifiers that the callback was given: not into a log.
-            _logger.error("the on_release_error callback itself failed")
+            let_run(self.on_release_error(error, context), _log_callback)
+        except Exception as failure:
+            _log_callback(failure)
+
+
+def _log_callback(_failure: Exception) -> None:
+    # The traceback may show the identifiers that the callback was given: not into a log.
+    _logger.error("the on_release_error callback itself failed")
 
 
 def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseResult:

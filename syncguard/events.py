@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import inspect
 import logging
 from collections.abc import Callable
-from typing import Final, Literal
+from typing import Literal
 
+from syncguard.callbacks import let_run
 from syncguard.errors import LockError, invalid_argument
 from syncguard.types import ExtendResult, LockEvent, OperationName
 
@@ -16,7 +15,6 @@ OnEvent = Callable[[LockEvent], object]
 IncludeRaw = bool | Callable[[LockEvent], bool]
 
 _logger = logging.getLogger("syncguard")
-_running: Final[set[asyncio.Future[object]]] = set()
 
 
 class Reporter:
@@ -53,12 +51,9 @@ class Reporter:
             permitted = self._include_raw
             if permitted if isinstance(permitted, bool) else permitted(event):
                 event = dataclasses.replace(event, key=key, lock_id=lock_id)
-            result = self._on_event(event)
-            if inspect.isawaitable(result):
-                _let_run(result)
-        except Exception:
-            # No traceback: with include_raw it could show what the event carried.
-            _logger.error("a telemetry callback failed; the lock operation was not affected")
+            let_run(self._on_event(event), _log)
+        except Exception as error:
+            _log(error)
 
     def report_failure(
         self,
@@ -82,21 +77,6 @@ class Reporter:
             self.report("extend", answer.ok, lock_id=lock_id, reason=answer.reason)
 
 
-def _let_run(awaitable: object) -> None:
-    """Let an ``async def`` callback run in the loop; nobody waits for it."""
-
-    async def run() -> object:
-        try:
-            return await awaitable  # type: ignore[misc]
-        except Exception:
-            _logger.error("a telemetry callback failed; the lock operation was not affected")
-            return None
-
-    try:
-        task = asyncio.get_running_loop().create_task(run())
-    except RuntimeError:
-        if inspect.iscoroutine(awaitable):
-            awaitable.close()
-        raise
-    _running.add(task)
-    task.add_done_callback(_running.discard)
+def _log(_error: Exception) -> None:
+    # No traceback: with include_raw it could show what the event carried.
+    _logger.error("a telemetry callback failed; the lock operation was not affected")

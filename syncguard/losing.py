@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import Callable
-from typing import Final
 
+from syncguard.callbacks import let_run
 from syncguard.held import Held
 
 _logger = logging.getLogger("syncguard")
-_running: Final[set[asyncio.Future[object]]] = set()
 
 
 def announce(held: Held) -> None:
@@ -31,24 +28,12 @@ def announce_async(held: Held) -> None:
     on_lost = held.lose()
     if on_lost is None:
         return
-    result = _call(on_lost)
-    if inspect.isawaitable(result):
-        task = asyncio.ensure_future(_await(result))
-        _running.add(task)
-        task.add_done_callback(_running.discard)
+    let_run(_call(on_lost), _log)
 
 
 def _call(on_lost: Callable[[], object]) -> object:
     try:
         return on_lost()
-    except Exception as error:
-        _log(error)
-        return None
-
-
-async def _await(result: object) -> object:
-    try:
-        return await result  # type: ignore[misc]
     except Exception as error:
         _log(error)
         return None

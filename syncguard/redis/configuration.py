@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import redis
 import redis.asyncio
 
-from syncguard.disposal import Disposal
+from syncguard.disposal import Disposal, check_callback
 from syncguard.errors import invalid_argument
 from syncguard.redis.calls import Call, Calls, FenceFloor
 from syncguard.types import BackendCapabilities, OnReleaseError
@@ -25,6 +25,8 @@ UNDO_PAUSES_S: Final = (0.0, 0.02, 0.1)
 
 class Configured:
     """A backend's settings, checked, and the calls that follow from them."""
+
+    _is_async: ClassVar[bool]
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Configured:
             fence_floor=fence_floor,
             clustered=self._clustered,
         )
+        check_callback("on_release_error", on_release_error, may_be_async=self._is_async)
         self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
         self._owns_client = False
 

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import threading
 
+import fakeredis
 import pytest
 
 from syncguard import LockError, ReleaseErrorContext, ReleaseResult
 from syncguard.disposal import Disposal
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 CONTEXT = ReleaseErrorContext("the-key", "A" * 22, "handle")
 RELEASED = ReleaseResult(True)
@@ -165,6 +167,81 @@ def test_a_cancellation_waits_for_the_release_and_then_goes_on():
 
     asyncio.run(run())
     assert released == [True]
+
+
+def test_a_release_that_fails_while_its_task_is_cancelled_is_told_too():
+    told = []
+
+    async def run():
+        sent, answered = asyncio.Event(), asyncio.Event()
+
+        async def release():
+            sent.set()
+            await answered.wait()
+            raise LockError("ServiceUnavailable")
+
+        disposal = Disposal(lambda error, context: told.append((error.code, context)))
+        leaving = asyncio.create_task(disposal.release_async(release, CONTEXT))
+        await sent.wait()
+        leaving.cancel()
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    asyncio.run(run())
+    assert told == [("ServiceUnavailable", CONTEXT)]
+
+
+async def release_fails():
+    raise LockError("ServiceUnavailable")
+
+
+def test_an_async_callback_runs_and_keeps_nobody_waiting():
+    async def run():
+        may_end, told = asyncio.Event(), asyncio.Queue()
+
+        async def tell(error, _context):
+            await may_end.wait()
+            told.put_nowait(error.code)
+
+        assert await Disposal(tell).release_async(release_fails, CONTEXT) is None
+        assert told.empty()
+        may_end.set()
+        assert await asyncio.wait_for(told.get(), 20) == "ServiceUnavailable"
+
+    asyncio.run(run())
+
+
+def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog):
+    async def run():
+        called = asyncio.Event()
+
+        async def complain(_error, context):
+            called.set()
+            raise RuntimeError(f"cannot report {context.key}")
+
+        await Disposal(complain).release_async(release_fails, CONTEXT)
+        await asyncio.wait_for(called.wait(), 20)
+
+    asyncio.run(run())
+    assert "on_release_error" in caplog.text
+    assert "the-key" not in caplog.text
+
+
+def test_an_async_callback_that_blocking_code_cannot_run_is_an_error_in_the_log(caplog):
+    async def never_run(_error, _context): ...
+
+    assert Disposal(never_run).release(fails(LockError("Internal")), CONTEXT) is None
+    assert "on_release_error" in caplog.text
+
+
+def test_a_blocking_backend_refuses_an_async_callback():
+    async def tell(_error, _context): ...
+
+    with pytest.raises(LockError, match="on_release_error must be a plain function") as caught:
+        RedisBackend(fakeredis.FakeRedis(), on_release_error=tell)
+    assert caught.value.code == "InvalidArgument"
+    AsyncRedisBackend(fakeredis.FakeAsyncRedis(), on_release_error=tell)
 
 
 class TimeLimitError(Exception):
