@@ -116,7 +116,10 @@ def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseRes
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="syncguard-release", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads to be had: better slowly than not at all
+        return release()
     thread.join(timeout_ms / 1000)
     if not outcome:
         raise _too_slow(timeout_ms)

@@ -107,6 +107,26 @@ def test_a_slow_release_is_given_up_and_goes_on_behind():
     assert finished.wait(20)
 
 
+def no_more_threads(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_without_a_thread_to_be_had_the_release_runs_here(monkeypatch):
+    no_more_threads(monkeypatch)
+    assert Disposal(timeout_ms=60_000).release(lambda: RELEASED, CONTEXT) == RELEASED
+
+
+def test_without_a_thread_to_be_had_a_failed_release_is_told_too(monkeypatch):
+    no_more_threads(monkeypatch)
+    told, error = [], LockError("ServiceUnavailable")
+    disposal = Disposal(lambda *about: told.append(about), timeout_ms=60_000)
+    assert disposal.release(fails(error), CONTEXT) is None
+    assert told == [(error, CONTEXT)]
+
+
 def test_a_slow_release_is_given_up_in_asyncio_too():
     told = []
 
