@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from syncguard.async_lock import AsyncLockable
 from syncguard.backend import (
@@ -30,6 +31,9 @@ from syncguard.types import (
     Signal,
 )
 from syncguard.waiting import open_async_waiter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def with_telemetry(
@@ -149,7 +153,11 @@ class AsyncReportingBackend(AsyncLockable):
     async def _lookup_raw(
         self, *, key: str | None, lock_id: str | None, signal: Signal | None
     ) -> LockInfoDebug | None:
-        info = await self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        try:
+            info = await self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        except LockError as error:
+            self._failed("lookup", error, key=key, lock_id=lock_id)
+            raise
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
 
@@ -160,14 +168,15 @@ class AsyncReportingBackend(AsyncLockable):
         return await self._inner.count_live_locks()
 
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        result = await self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
-        self._report(
-            "release",
-            result.ok,
-            key_hash=key_hash,
-            lock_id_hash=lock_id_hash,
-            reason=result.reason,
-        )
+        seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}
+        try:
+            result = await self._inner.force_release(
+                key_hash, fence=fence, lock_id_hash=lock_id_hash
+            )
+        except LockError as error:
+            self._failed("release", error, **seen)
+            raise
+        self._report("release", result.ok, reason=result.reason, **seen)
         return result
 
     def open_waiter(self, key: str) -> AsyncWaiter:
@@ -180,6 +189,18 @@ class AsyncReportingBackend(AsyncLockable):
         )
         # Without a channel the heartbeat awaits our extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
+
+    async def aclose(self) -> None:
+        """Close the backend that is watched, if it can be closed."""
+        close = getattr(self._inner, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
 
     def _acquired(self, result: AsyncAcquired) -> AsyncAcquired:
         self._report("acquire", True, key=result.key, lock_id=result.lock_id)

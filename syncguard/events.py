@@ -62,12 +62,21 @@ class Reporter:
         *,
         key: str | None = None,
         lock_id: str | None = None,
+        key_hash: str | None = None,
+        lock_id_hash: str | None = None,
     ) -> None:
         """Report an operation that raised. What was refused is not hashed: it may be anything."""
         if error.code == "InvalidArgument":
             self.report(operation, False)
         else:
-            self.report(operation, False, key=key, lock_id=lock_id)
+            self.report(
+                operation,
+                False,
+                key=key,
+                lock_id=lock_id,
+                key_hash=key_hash,
+                lock_id_hash=lock_id_hash,
+            )
 
     def report_extension(self, lock_id: str, answer: ExtendResult | LockError) -> None:
         """Report one extension of a heartbeat."""

@@ -9,6 +9,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from syncguard.backend import ExtendChannel, Extension, LockBackend, Refusal, Waiter
 from syncguard.constants import DEFAULT_TTL_MS
@@ -30,6 +31,9 @@ from syncguard.types import (
     Signal,
 )
 from syncguard.waiting import open_waiter
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def with_telemetry(
@@ -149,7 +153,11 @@ class ReportingBackend(Lockable):
     def _lookup_raw(
         self, *, key: str | None, lock_id: str | None, signal: Signal | None
     ) -> LockInfoDebug | None:
-        info = self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        try:
+            info = self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        except LockError as error:
+            self._failed("lookup", error, key=key, lock_id=lock_id)
+            raise
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
 
@@ -160,14 +168,13 @@ class ReportingBackend(Lockable):
         return self._inner.count_live_locks()
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        result = self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
-        self._report(
-            "release",
-            result.ok,
-            key_hash=key_hash,
-            lock_id_hash=lock_id_hash,
-            reason=result.reason,
-        )
+        seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}
+        try:
+            result = self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+        except LockError as error:
+            self._failed("release", error, **seen)
+            raise
+        self._report("release", result.ok, reason=result.reason, **seen)
         return result
 
     def open_waiter(self, key: str) -> Waiter:
@@ -178,6 +185,18 @@ class ReportingBackend(Lockable):
         channel: ExtendChannel | None = opener(timeout_ms) if opener is not None else None
         # Without a channel the heartbeat calls our extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
+
+    def close(self) -> None:
+        """Close the backend that is watched, if it can be closed."""
+        close = getattr(self._inner, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
 
     def _acquired(self, result: Acquired) -> Acquired:
         self._report("acquire", True, key=result.key, lock_id=result.lock_id)

@@ -137,6 +137,13 @@ def test_a_forced_release_is_reported_as_a_release(backend, events):
     assert events == [expected]
 
 
+def test_a_forced_release_that_fails_is_reported_with_what_was_seen(server, backend, events):
+    server.connected = False
+    with pytest.raises(LockError):
+        backend.force_release("a", fence="0" * 15, lock_id_hash="b")
+    assert events == [LockEvent("release", "fail", key_hash="a", lock_id_hash="b")]
+
+
 def test_leaving_a_block_reports_the_release(backend, events):
     with backend.acquire("k", 60_000):
         pass
@@ -177,10 +184,12 @@ def test_faults_are_reported_and_raised(server, backend, events):
         lambda: backend.adopt(UNKNOWN),
         lambda: backend.is_locked("k"),
         lambda: backend.lookup(key="k"),
+        lambda: backend._lookup_raw(key="k", lock_id=None, signal=None),
+        lambda: backend.force_release("a", fence="0" * 15, lock_id_hash="b"),
     ):
         with pytest.raises(LockError):
             operation()
-    types = ["acquire", "release", "extend", "extend", "isLocked", "lookup"]
+    types = ["acquire", "release", "extend", "extend", "isLocked", "lookup", "lookup", "release"]
     assert [event.type for event in events] == types
     assert {(event.result, event.reason) for event in events} == {("fail", None)}
 
@@ -262,6 +271,62 @@ def test_the_watched_backend_is_a_backend_with_all_its_names(server):
     assert backend.capabilities == inner.capabilities
     assert backend.disposal is inner.disposal
     assert backend.hash("k") == inner.hash("k") != hash_key("k")
+
+
+class Closable:
+    """A backend, as far as closing goes."""
+
+    def __init__(self):
+        self.closed = 0
+
+    def acquire(self): ...
+
+    def hash(self, value): ...
+
+    def close(self):
+        self.closed += 1
+
+    async def aclose(self):
+        self.closed += 1
+
+
+def test_closing_closes_the_backend_that_is_watched():
+    inner = Closable()
+    with with_telemetry(inner, print) as backend:
+        assert (type(backend).__name__, inner.closed) == ("ReportingBackend", 0)
+    assert inner.closed == 1
+    backend.close()
+    assert inner.closed == 2
+
+
+def test_closing_closes_the_asyncio_backend_that_is_watched():
+    async def run():
+        inner = Closable()
+        async with aio.with_telemetry(inner, print) as backend:
+            assert (type(backend).__name__, inner.closed) == ("AsyncReportingBackend", 0)
+        assert inner.closed == 1
+        await backend.aclose()
+        assert inner.closed == 2
+
+    asyncio.run(run())
+
+
+class NeverClosed:
+    """A stranger's backend, which has nothing to close."""
+
+    def acquire(self): ...
+
+    def hash(self, value): ...
+
+
+def test_a_backend_that_cannot_be_closed_is_left_alone():
+    async def run():
+        async with aio.with_telemetry(NeverClosed(), print):
+            pass
+
+    asyncio.run(run())
+    with with_telemetry(NeverClosed(), print):
+        pass
 
 
 # -- asyncio's own --------------------------------------------------------------------------------
