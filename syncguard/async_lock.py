@@ -56,7 +56,7 @@ def lock(
 ) -> AsyncLock:
     """A lock for an ``async with`` block or, as a decorator, for an ``async def`` function.
 
-    The twin of ``syncguard.lock``, with the same options; ``on_lost`` may be ``async def``.
+    The twin of ``syncguard.lock``, with the same options; its callbacks may be ``async def``.
     """
     options = Options(
         key,

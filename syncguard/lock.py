@@ -16,6 +16,7 @@ from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.disposal import check_callback
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
 from syncguard.held import Held, OnLost
@@ -102,6 +103,7 @@ class Lock:
         self, backend: LockBackend, options: Options, acquired: Acquired | None = None
     ) -> None:
         check_backend(backend, wants_async=False)
+        check_callback("on_release_error", options.on_release_error, may_be_async=False)
         self._backend = backend
         self._options = options
         self._acquired = acquired

@@ -9,7 +9,7 @@ import threading
 import fakeredis
 import pytest
 
-from syncguard import LockError, ReleaseErrorContext, ReleaseResult
+from syncguard import LockError, ReleaseErrorContext, ReleaseResult, aio, lock
 from syncguard.disposal import Disposal
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 
@@ -262,6 +262,14 @@ def test_a_blocking_backend_refuses_an_async_callback():
         RedisBackend(fakeredis.FakeRedis(), on_release_error=tell)
     assert caught.value.code == "InvalidArgument"
     AsyncRedisBackend(fakeredis.FakeAsyncRedis(), on_release_error=tell)
+
+
+def test_a_blocking_lock_refuses_an_async_callback():
+    async def tell(_error, _context): ...
+
+    with pytest.raises(LockError, match="on_release_error must be a plain function"):
+        lock(RedisBackend(fakeredis.FakeRedis()), "k", on_release_error=tell)
+    aio.lock(AsyncRedisBackend(fakeredis.FakeAsyncRedis()), "k", on_release_error=tell)
 
 
 class TimeLimitError(Exception):
