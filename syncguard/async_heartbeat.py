@@ -75,9 +75,8 @@ class AsyncHeartbeat:
         lane.watched += 1
         lane.used_at_ms = holder_clock_ms()
         sent_at_ms = held.deadline_ms - ttl_ms
-        beat = self._schedule.add(
-            held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
-        )
+        beat = Beat(held, lane, ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms)
+        self._schedule.add(beat)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
         self._bell.set()
@@ -85,7 +84,7 @@ class AsyncHeartbeat:
 
     def unwatch(self, beat: Beat[AsyncLane]) -> None:
         if not beat.over:
-            self._schedule.remove(beat)
+            beat.over = True
             beat.lane.watched -= 1
 
     async def _run(self) -> None:
@@ -112,9 +111,12 @@ class AsyncHeartbeat:
         for beat in due:
             beat.lane.waiting.append(beat)
         for beat in lost:
-            self._lose(beat)
+            beat.lane.watched -= 1
+            announce_async(beat.held)
         for lane in self._lanes.values():
-            lane.waiting = [beat for beat in lane.waiting if not beat.over]
+            for beat in lane.waiting:
+                beat.sending = not beat.over  # nobody need wait for what will not be sent
+            lane.waiting = [beat for beat in lane.waiting if beat.sending]
             if lane.waiting and lane.task is None:
                 lane.task = asyncio.ensure_future(self._extend(lane))
 
@@ -146,6 +148,7 @@ class AsyncHeartbeat:
         else:
             for beat, answer in zip(beats, answers, strict=True):
                 if beat.over:
+                    beat.sending = False
                     continue
                 if isinstance(answer, LockError):
                     lane.complaint.make(answer)
@@ -155,14 +158,11 @@ class AsyncHeartbeat:
                     assert answer.expires_at_ms is not None
                     self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
                 else:
-                    self._lose(beat)
+                    self.unwatch(beat)
+                    announce_async(beat.held)
         finally:
             lane.task = None
             self._bell.set()
-
-    def _lose(self, beat: Beat[AsyncLane]) -> None:
-        self.unwatch(beat)
-        announce_async(beat.held)
 
 
 _heartbeats: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncHeartbeat]] = (
@@ -187,5 +187,12 @@ def watch(
 
 
 def unwatch(beat: Beat[AsyncLane]) -> None:
-    """Stop extending. An extension that is under way can do no harm: it never resurrects."""
+    """Stop extending. An extension that is under way never resurrects a lock."""
     beat.lane.heartbeat.unwatch(beat)
+
+
+async def settle(beat: Beat[AsyncLane]) -> None:
+    """Wait, after ``unwatch``, until no extension is under way: it would undo a later one."""
+    until_ms = holder_clock_ms() + patience_ms([beat])
+    while beat.sending and holder_clock_ms() < until_ms:  # noqa: ASYNC110 - rare, and short
+        await asyncio.sleep(0.001)

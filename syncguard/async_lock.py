@@ -21,6 +21,7 @@ from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
 from syncguard.losing import announce_async
 from syncguard.options import (
+    Claim,
     Options,
     came_too_late,
     check_backend,
@@ -102,14 +103,19 @@ class AsyncLock:
         self._backend = backend
         self._options = options
         self._acquired = acquired
+        self._claim = Claim()
         self._held: Held | None = None
         self._beat: Beat[heartbeat.AsyncLane] | None = None
 
     async def __aenter__(self) -> Held:
-        if self._held is not None and not self._held.in_forked_child:
+        if not self._claim.take(self._held):
             raise in_use()
-        acquired, self._acquired = self._acquired, None
-        return self._hold(acquired or await self._acquire())
+        try:
+            acquired, self._acquired = self._acquired, None
+            return self._hold(acquired or await self._acquire())
+        except BaseException:
+            self._held, self._claim = None, Claim()
+            raise
 
     async def __aexit__(
         self,
@@ -117,7 +123,8 @@ class AsyncLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held, self._held = self._held, None
+        held = self._held
+        self._held, self._claim = None, Claim()
         assert held is not None
         if held.in_forked_child:
             return  # the parent's lock: neither to release nor to judge
@@ -137,7 +144,9 @@ class AsyncLock:
             return await self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept
         if ttl_ms is None:
-            return ReleaseResult(True)
+            return ReleaseResult(True, assumed=True)  # nobody was asked
+        if self._beat is not None:
+            await heartbeat.settle(self._beat)
         extended = await self._backend.extend(held.lock_id, ttl_ms)
         return ReleaseResult(extended.ok, extended.reason)
 

@@ -35,7 +35,9 @@ def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
 
 def check_callback(name: str, callback: object, *, may_be_async: bool = True) -> None:
     """Refuse what cannot be called; None stands for no callback."""
-    if callback is not None and not callable(callback):
+    if callback is None:
+        return
+    if not callable(callback):
         raise invalid_argument(f"{name} must be callable")
     if not may_be_async and inspect.iscoroutinefunction(callback):
         raise invalid_argument(

@@ -65,14 +65,14 @@ class Lane:
         self.connecting = False
         self.waiting: list[Beat[Lane]] = []
         self.in_flight: deque[tuple[Beat[Lane], float]] = deque()
-        self.watched = 0
+        self.is_watched = True
         self.complaint = Complaint(backend)
         self.used_at_ms = holder_clock_ms()
 
     @property
     def idle(self) -> bool:
         unused_ms = holder_clock_ms() - self.used_at_ms
-        return self.watched == 0 and not self.connecting and unused_ms > IDLE_MS
+        return not self.is_watched and not self.connecting and unused_ms > IDLE_MS
 
     def stalls_at_ms(self) -> float | None:
         """When the oldest answer that is owed will have taken too long."""

@@ -19,10 +19,11 @@ from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.disposal import check_callback
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
+from syncguard.heartbeat_thread import Watch
 from syncguard.held import Held, OnLost
-from syncguard.lanes import Lane
 from syncguard.losing import announce
 from syncguard.options import (
+    Claim,
     Options,
     came_too_late,
     check_backend,
@@ -32,7 +33,6 @@ from syncguard.options import (
     lock_lost,
     was_lost,
 )
-from syncguard.schedule import Beat
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_waiter
 
@@ -107,21 +107,25 @@ class Lock:
         self._backend = backend
         self._options = options
         self._acquired = acquired
+        self._claim = Claim()
         self._held: Held | None = None
-        self._beat: Beat[Lane] | None = None
+        self._watch: Watch | None = None
 
     def __enter__(self) -> Held:
-        if self._held is not None and not self._held.in_forked_child:
-            raise in_use()
-        acquired, self._acquired = self._acquired, None
-        if acquired is not None:
-            return self._hold(acquired)
-        waiter = open_waiter(self._backend, self._options.key)
+        is_taken, waiter = False, None
         try:
+            if not self._claim.take(self._held):
+                is_taken = True
+                raise in_use()
+            acquired, self._acquired = self._acquired, None
+            if acquired is not None:
+                return self._hold(acquired)
+            waiter = open_waiter(self._backend, self._options.key)
             return self._hold(self._acquire(waiter))
         except BaseException as error:
-            self._held = None
-            if is_interrupt(error):
+            if not is_taken:
+                self._held, self._claim = None, Claim()
+            if waiter is not None and is_interrupt(error):
                 # At whatever point it struck: what the last attempt took, nobody will release.
                 waiter.forsake()
             raise
@@ -144,7 +148,7 @@ class Lock:
                     self._leave(self._held)
             raise
         finally:
-            self._held = None
+            self._held, self._claim = None, Claim()
         if lost:
             announce(held)
             if error is None:
@@ -152,8 +156,8 @@ class Lock:
 
     def _let_go(self, held: Held) -> bool:
         """Release, or whatever was chosen instead. True: the lock was lost before."""
-        if self._beat is not None:
-            heartbeat.unwatch(self._beat)
+        if self._watch is not None:
+            heartbeat.unwatch(self._watch)
         options, known_lost = self._options, held.known_lost
         released = options.disposal_of(self._backend.disposal, held).release(
             lambda: self._leave(held), options.release_context(held)
@@ -165,7 +169,9 @@ class Lock:
             return self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept
         if ttl_ms is None:
-            return ReleaseResult(True)
+            return ReleaseResult(True, assumed=True)  # nobody was asked
+        if self._watch is not None:
+            heartbeat.settle(self._watch)
         extended = self._backend.extend(held.lock_id, ttl_ms)
         return ReleaseResult(extended.ok, extended.reason)
 
@@ -207,10 +213,10 @@ class Lock:
     def _hold(self, acquired: Acquired) -> Held:
         options = self._options
         held = self._held = Held(acquired, options.on_lost)
-        self._beat = None
+        self._watch = None
         try:
             if options.watched:
-                self._beat = heartbeat.watch(
+                self._watch = heartbeat.watch(
                     held,
                     self._backend,
                     options.ttl_ms,

@@ -20,21 +20,32 @@ _SMALL: Final = 64
 
 
 class Beat(Generic[LaneT]):
-    """One lock under watch."""
+    """One lock under watch; ``renews=False`` only watches its deadline.
+
+    ``over`` may be set by anybody at any time: from then on nothing is done about this lock.
+    """
 
     __slots__ = ("due_ms", "held", "lane", "over", "renew_until_ms", "sending", "ttl_ms", "when_ms")
 
     def __init__(
-        self, held: Held, lane: LaneT, ttl_ms: int, due_ms: float, renew_until_ms: float
+        self,
+        held: Held,
+        lane: LaneT,
+        ttl_ms: int,
+        sent_at_ms: float,
+        *,
+        renews: bool,
+        max_hold_ms: int | None = None,
     ) -> None:
+        until_ms = _NEVER if max_hold_ms is None else sent_at_ms + max_hold_ms
         self.held = held
         self.lane = lane
         self.ttl_ms = ttl_ms
-        self.due_ms = due_ms
-        self.renew_until_ms = renew_until_ms
+        self.due_ms = sent_at_ms + ttl_ms / 3
+        self.renew_until_ms = until_ms if renews else -_NEVER
         self.sending = False
         self.over = False
-        self.when_ms = _NEVER
+        self.when_ms = self.next_ms()
 
     @property
     def lost_at_ms(self) -> float:
@@ -51,35 +62,16 @@ class Schedule(Generic[LaneT]):
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Beat[LaneT]]] = []
         self._order = itertools.count()
-        self._alive = 0
+        self._crowd = _SMALL
 
-    def add(
-        self,
-        held: Held,
-        lane: LaneT,
-        ttl_ms: int,
-        sent_at_ms: float,
-        *,
-        renews: bool,
-        max_hold_ms: int | None = None,
-    ) -> Beat[LaneT]:
-        """Watch a lock from now on; ``renews=False`` only watches its deadline."""
-        until = sent_at_ms + max_hold_ms if max_hold_ms is not None else _NEVER
-        beat = Beat(held, lane, ttl_ms, sent_at_ms + ttl_ms / 3, until if renews else -_NEVER)
-        self._alive += 1
+    def add(self, beat: Beat[LaneT]) -> None:
+        """Watch a lock from now on, until its beat is over."""
         self._push(beat)
-        return beat
 
-    def remove(self, beat: Beat[LaneT]) -> None:
-        """The holder lets go: from now on nothing is done about this lock."""
-        if beat.over:
-            return
-        beat.over = True
-        self._alive -= 1
-        if len(self._heap) > _SMALL and len(self._heap) > 3 * self._alive:
-            # Short blocks under long TTLs: entries of locks that are gone must not pile up.
-            self._heap = [entry for entry in self._heap if _is_current(entry)]
-            heapq.heapify(self._heap)
+    def beats(self) -> list[Beat[LaneT]]:
+        """Those that are not over."""
+        self._tidy()
+        return [beat for _, _, beat in self._heap]
 
     def next_ms(self) -> float | None:
         """When ``take_due`` has something to say next."""
@@ -90,13 +82,13 @@ class Schedule(Generic[LaneT]):
         return None
 
     def take_due(self, now_ms: float) -> tuple[list[Beat[LaneT]], list[Beat[LaneT]]]:
-        """(lost, due): locks to ``remove`` and give up; locks to extend, counted as sent now."""
+        """(lost, due): locks to give up, whose beats end; locks to extend, counted as sent now."""
         lost: list[Beat[LaneT]] = []
         due: list[Beat[LaneT]] = []
         while (when := self.next_ms()) is not None and when <= now_ms:
             beat = heapq.heappop(self._heap)[2]
             if now_ms >= beat.lost_at_ms:
-                beat.when_ms = _NEVER
+                beat.over = True
                 lost.append(beat)
             else:
                 beat.sending = True
@@ -106,22 +98,30 @@ class Schedule(Generic[LaneT]):
 
     def extended(self, beat: Beat[LaneT], sent_at_ms: float, expires_at_ms: int) -> None:
         """The server confirmed a request that was sent at ``sent_at_ms``."""
+        beat.sending = False
         if not beat.over:
             beat.held.renewed(sent_at_ms, beat.ttl_ms, expires_at_ms)
             beat.due_ms = sent_at_ms + beat.ttl_ms / 3
-            beat.sending = False
             self._push(beat)
 
     def failed(self, beat: Beat[LaneT], now_ms: float) -> None:
         """The request got no answer, or an error: try again soon."""
+        beat.sending = False
         if not beat.over:
             beat.due_ms = now_ms + min(250.0, max(10.0, beat.ttl_ms / 20))
-            beat.sending = False
             self._push(beat)
 
     def _push(self, beat: Beat[LaneT]) -> None:
+        if len(self._heap) >= self._crowd:
+            # Short blocks under long TTLs: entries of locks that are gone must not pile up.
+            self._tidy()
+            self._crowd = max(_SMALL, 3 * len(self._heap))
         beat.when_ms = beat.next_ms()
         heapq.heappush(self._heap, (beat.when_ms, next(self._order), beat))
+
+    def _tidy(self) -> None:
+        self._heap = [entry for entry in self._heap if _is_current(entry)]
+        heapq.heapify(self._heap)
 
 
 def _is_current(entry: tuple[float, int, Beat[LaneT]]) -> bool:

@@ -198,4 +198,4 @@ is held, a tracer strikes between lines, which a signal does not."""
 
 
 def watched():
-    return sum(lane.watched for lane in heartbeat._heartbeat._lanes.values())
+    return len(heartbeat._heartbeat.thread._schedule.beats())

@@ -385,6 +385,6 @@ def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
         assert not backend.is_locked("k")
 
 
-def test_sync_lock_names_are_public() -> None:
-    assert isinstance(lock(None, "k"), Lock)  # type: ignore[arg-type]
+def test_sync_lock_names_are_public(backend: RedisBackend) -> None:
+    assert isinstance(lock(backend, "k"), Lock)
     assert asyncio.iscoroutinefunction(syncguard.aio.lock) is False

@@ -7,7 +7,7 @@ import pytest
 from syncguard.disposal import Disposal
 from syncguard.handles import Grant
 from syncguard.held import Held
-from syncguard.schedule import Schedule
+from syncguard.schedule import Beat, Schedule
 
 TTL = 3_000
 START = 1e15  # far beyond the machine's own clock, which none of this may ask
@@ -23,9 +23,11 @@ def schedule():
 
 
 def watch(schedule, *, sent_at_ms=START, ttl_ms=TTL, renews=True, max_hold_ms=None):
-    return schedule.add(
+    beat = Beat(
         held(sent_at_ms, ttl_ms), "lane", ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
     )
+    schedule.add(beat)
+    return beat
 
 
 def test_an_empty_schedule_has_nothing_to_do(schedule):
@@ -121,7 +123,7 @@ def test_a_process_that_slept_through_the_ttl_finds_its_lock_lost_and_not_due(sc
 
 def test_a_lock_that_was_let_go_is_neither_due_nor_lost(schedule):
     beat = watch(schedule)
-    schedule.remove(beat)
+    beat.over = True
     assert schedule.next_ms() is None
     assert schedule.take_due(START + TTL) == ([], [])
 
@@ -130,7 +132,7 @@ def test_a_lock_that_was_let_go_is_neither_due_nor_lost(schedule):
 def test_an_answer_that_comes_after_the_letting_go_changes_nothing(schedule, late):
     beat = watch(schedule)
     schedule.take_due(START + 1_000)
-    schedule.remove(beat)
+    beat.over = True
     if late == "extended":
         schedule.extended(beat, START + 1_000, 42)
     else:
@@ -166,9 +168,9 @@ def test_locks_are_due_in_the_order_of_their_time(schedule):
     middle = watch(schedule, ttl_ms=3_000)
     assert schedule.next_ms() == START + 100
     assert schedule.take_due(START + 100) == ([], [soon])
-    schedule.remove(soon)
+    soon.over = True
     assert schedule.take_due(START + 3_000 - 100) == ([], [middle])
-    schedule.remove(middle)
+    middle.over = True
     assert schedule.take_due(START + 3_000) == ([], [late])
 
 
@@ -181,6 +183,6 @@ def test_locks_that_were_let_go_do_not_pile_up(schedule):
     """Short blocks under a long TTL: their time would come much later."""
     kept = watch(schedule)
     for _ in range(1_000):
-        schedule.remove(watch(schedule, ttl_ms=TTL * 1_000))
+        watch(schedule, ttl_ms=TTL * 1_000).over = True
     assert len(schedule._heap) < 100
     assert schedule.take_due(START + TTL / 3) == ([], [kept])
