@@ -192,6 +192,36 @@ def test_a_kept_lock_stays_after_its_block(syncguard_redis: RedisServer) -> None
     run(syncguard_redis, body)
 
 
+def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        with pytest.raises(LockLost):
+            async with aio.lock(backend, "k", ttl_ms=50) as held:
+                held.keep()
+                while await backend.is_locked("k") or not held.past_deadline:
+                    await asyncio.sleep(0.001)
+
+    run(syncguard_redis, body)
+
+
+def test_one_lock_object_lets_no_second_task_wait_in_it(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        mine = aio.lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000))
+        somebody = await backend.acquire("k", ttl_ms=60_000)
+        assert somebody.ok
+        first = asyncio.ensure_future(mine.__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(LockError, match="in use"):
+            await mine.__aenter__()
+        await somebody.release()
+        assert (await first).fence == "000000000000002"
+        await mine.__aexit__(None, None, None)
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
 def test_an_adopted_lock_is_held_extended_and_released(syncguard_redis: RedisServer) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         first = await backend.acquire("k", ttl_ms=60_000)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import redis
@@ -129,6 +131,22 @@ def test_one_lock_object_serves_one_block_at_a_time(backend: RedisBackend) -> No
         assert backend.is_locked("k"), "after its block it can be used again"
 
 
+def test_one_lock_object_lets_no_second_thread_wait_in_it(backend: RedisBackend) -> None:
+    mine = lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000))
+    somebody = backend.acquire("k", ttl_ms=60_000)
+    assert somebody.ok
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(mine.__enter__) for _ in range(2)]
+        (second,) = wait(waiting, timeout=20, return_when="FIRST_COMPLETED").done
+        with pytest.raises(LockError, match="in use"):
+            second.result()
+        somebody.release()
+        (first,) = set(waiting) - {second}
+        assert first.result(timeout=20).fence == "000000000000002"
+    mine.__exit__(None, None, None)
+    assert not backend.is_locked("k")
+
+
 def test_a_lock_prints_neither_key_nor_id(backend: RedisBackend) -> None:
     mine = lock(backend, "secret-key")
     with mine as held:
@@ -216,6 +234,16 @@ def test_a_kept_lock_that_was_lost_meanwhile_is_reported(backend: RedisBackend) 
         with lock(backend, "k") as held:
             backend.release(held.lock_id)
             held.keep(ttl_ms=5_000)
+
+
+def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
+    backend: RedisBackend,
+) -> None:
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=50) as held:
+            held.keep()
+            while backend.is_locked("k") or not held.past_deadline:
+                time.sleep(0.001)
 
 
 def test_a_lock_cannot_be_kept_for_nonsense(backend: RedisBackend) -> None:
