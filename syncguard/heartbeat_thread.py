@@ -64,9 +64,11 @@ class HeartbeatThread:
     def start(self) -> None:
         try:
             self._thread.start()
-        except BaseException:
-            self.has_ended = True
-            self._post.close()
+        except BaseException as error:
+            self._stopping = self.has_ended = True
+            if isinstance(error, RuntimeError):  # no more threads to be had
+                self._post.close()
+            # Else an interrupt: it may have started, and will see that it is not wanted.
             raise
 
     def ring(self) -> None:
