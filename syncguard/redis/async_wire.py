@@ -78,7 +78,14 @@ class AsyncWire:
             # As in Wire: what cannot be sent twice without a doubt takes a connection that lives.
             if fresh and not checked:
                 return connection, True
-            if await is_closed(connection):
+            try:
+                closed = await is_closed(connection)
+            except BaseException:
+                # Cancelled: nothing was asked of it, so it is what it was. Without an await, which
+                # a second cancellation could interrupt; so for a moment there may be two.
+                self._spare.append((connection, given_at))
+                raise
+            if closed:
                 # Here, because redis-py's pool need not notice, and would hand it out as it is.
                 await connection.disconnect(nowait=True)
             elif fresh:

@@ -71,6 +71,30 @@ def test_a_cancelled_acquire_leaves_no_lock_behind(syncguard_redis: RedisServer)
     asyncio.run(main())
 
 
+def test_a_cancelled_call_takes_no_connection_with_it(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else cancellations would use the pool up, and nothing in the process could go on."""
+    # The kept connection is looked at first only where it lay for long.
+    monkeypatch.setattr("syncguard.redis.async_wire.FRESH_FOR_S", 0.0)
+
+    async def main() -> None:
+        async with backend_on(syncguard_redis) as backend:
+            pool = backend._client.connection_pool
+
+            async def ask() -> None:
+                await backend.is_locked("k")
+
+            async def only_the_kept_connection_is_out() -> None:
+                await everything_else_is_done()
+                assert len(pool._in_use_connections) <= 1
+
+            await ask()
+            assert await cancelled_at_every_point(ask, only_the_kept_connection_is_out) > 1
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_release_still_releases(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         async with backend_on(syncguard_redis) as backend:
