@@ -104,8 +104,10 @@ class AsyncRedisWaiter:
             slice_s = left if signal is None else min(left, SLICE_MS / 1000)
             done, _ = await asyncio.wait({self._listener}, timeout=slice_s)
             if done:
-                listener, self._listener = self._listener, None
-                if listener.result() is not None:
+                popped = self._listener.result()
+                # Only now: a server that answers with an error is not to be listened to again.
+                self._listener = None
+                if popped is not None:
                     return True
         return False
 

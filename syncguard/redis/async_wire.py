@@ -23,12 +23,13 @@ from syncguard.redis.connections import (
     shared,
     take_async,
 )
-from syncguard.redis.errors import FAULTS, lock_error
-from syncguard.redis.wire import FRESH_FOR_S
+from syncguard.redis.errors import FAULTS, NOT_SERVING, lock_error, not_serving
+from syncguard.redis.wire import FRESH_FOR_S, leaves_clean
 
 T = TypeVar("T")
 
 _LOST = (redis.ConnectionError, redis.TimeoutError, OSError, asyncio.TimeoutError)
+_ELSEWHERE: tuple[type[Exception], ...] = (*_LOST, *NOT_SERVING)
 
 
 class AsyncRunner(Protocol):
@@ -53,12 +54,11 @@ class AsyncWire:
             connection, reused = await self._take(checked=call.if_resent is not None)
             try:
                 reply, resent = await self._exchange(connection, call, reused)
-            except redis.ResponseError:
-                raise  # the reply was read: the connection is clean
-            except BaseException:
+            except BaseException as error:
                 # Interrupted, perhaps between sending and reading: the next call must not find
                 # the reply to this one.
-                await connection.disconnect(nowait=True)
+                if not leaves_clean(error):
+                    await connection.disconnect(nowait=True)
                 raise
             finally:
                 await self._give(connection)
@@ -104,38 +104,45 @@ class AsyncWire:
     ) -> tuple[object, bool]:
         try:
             return await _send_and_read(connection, call), False
-        except _LOST as error:
+        except _ELSEWHERE as error:
             await connection.disconnect(nowait=True)
-            # As in Wire: a connection that we kept may have died with a server that is back.
+            # As in Wire: the server that is there now need not be the one we were connected to.
             timed_out = isinstance(error, redis.TimeoutError | TimeoutError | asyncio.TimeoutError)
-            fresh_try = reused and not timed_out
-            return await self._again(connection, call, None if fresh_try else error), True
+            fresh_try = isinstance(error, NOT_SERVING) or (reused and not timed_out)
+            return await self._again(connection, call, error, counts=not fresh_try)
 
     async def _again(
-        self, connection: AsyncConnection, call: Call[T], error: Exception | None
-    ) -> object:
-        """Go on as the client's retry policy says, counting ``error`` as its first failure."""
-        failures = [error] if error else []
+        self, connection: AsyncConnection, call: Call[T], error: Exception, *, counts: bool
+    ) -> tuple[object, bool]:
+        """As in Wire: go on as the client's retry policy says."""
+        failures = [error] if counts else []
+        resent = not isinstance(error, NOT_SERVING)
 
         async def attempt() -> object:
             if failures:
                 raise failures.pop()
             return await _send_and_read(connection, call)
 
-        async def clean_up(_error: Exception) -> None:
+        async def clean_up(error: Exception) -> None:
+            nonlocal resent
+            resent = resent or not isinstance(error, NOT_SERVING)
             await connection.disconnect(nowait=True)
 
-        return await connection.retry.call_with_retry(attempt, clean_up)
+        reply = await connection.retry.call_with_retry(attempt, clean_up)
+        return reply, resent
 
 
 async def _send_and_read(connection: AsyncConnection, call: Call[Any]) -> object:
     script, keys = call.script, call.keys
     await connection.send_command("EVALSHA", script.sha, str(len(keys)), *keys, *call.args)
     try:
-        return await connection.read_response(disable_decoding=True)
-    except NoScriptError:
-        await connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
-        return await connection.read_response(disable_decoding=True)
+        try:
+            return await connection.read_response(disable_decoding=True)
+        except NoScriptError:
+            await connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
+            return await connection.read_response(disable_decoding=True)
+    except redis.ResponseError as error:
+        raise not_serving(error) or error from None
 
 
 class AsyncCommandRunner:

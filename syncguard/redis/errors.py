@@ -74,17 +74,42 @@ _INSIDE_SCRIPT: Final = re.compile(r"Error running script .*?@user_script: ?\d+:
 _FIRST_WORD: Final = re.compile(r"-?([A-Z]+)\b")
 
 
+_NOT_SERVING: Final[dict[str, type[redis_errors.RedisError]]] = {
+    "READONLY": redis_errors.ReadOnlyError,
+    "MASTERDOWN": redis_errors.MasterDownError,
+    "LOADING": redis_errors.BusyLoadingError,
+}
+
+NOT_SERVING: Final = tuple(_NOT_SERVING.values())
+"""The server at the other end cannot serve us, and did nothing. Another may have its place by now:
+after a failover a new connection to the same address leads there, and the old ones never do."""
+
+
 def error_code(error: BaseException) -> ErrorCode:
     """The code for a failure of the client library or of the server behind it."""
     for classes, code in _BY_CLASS:
         if isinstance(error, classes):
             return code
-    if isinstance(error, redis_errors.ResponseError):
-        text = str(error)
-        match = _INSIDE_SCRIPT.match(text) or _FIRST_WORD.match(text)
-        if match:
-            return _BY_REPLY.get(match[1], "Internal")
-    return "Internal"
+    return _BY_REPLY.get(_reply_code(error), "Internal")
+
+
+def not_serving(error: BaseException) -> redis_errors.RedisError | None:
+    """The error as one of ``NOT_SERVING``, if it says that; as ``retry_on_error`` knows it.
+
+    redis-py has no such class for what Redis 6.2 wraps when a script meets it.
+    """
+    if isinstance(error, NOT_SERVING):
+        return error
+    kind = _NOT_SERVING.get(_reply_code(error))
+    return None if kind is None else kind(str(error))
+
+
+def _reply_code(error: BaseException) -> str:
+    if not isinstance(error, redis_errors.ResponseError):
+        return ""
+    text = str(error)
+    match = _INSIDE_SCRIPT.match(text) or _FIRST_WORD.match(text)
+    return match[1] if match else ""
 
 
 def lock_error(

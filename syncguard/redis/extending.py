@@ -26,7 +26,7 @@ from syncguard.redis.connections import (
     private_connection,
     socket_of,
 )
-from syncguard.redis.errors import FAULTS, lock_error
+from syncguard.redis.errors import FAULTS, lock_error, not_serving
 from syncguard.redis.scripts import EXTEND
 from syncguard.redis.stream import ReplyStream
 from syncguard.types import ExtendResult
@@ -49,6 +49,17 @@ def _answer(call: Call[ExtendResult], reply: object) -> ExtendResult | LockError
         return call.read(reply)
     except LockError as error:
         return error
+
+
+def _check_serves(replies: Sequence[object]) -> None:
+    """Raise what says that this server cannot serve: then the heartbeat connects anew.
+
+    After a failover that leads to the new primary. What else was answered is asked again there.
+    """
+    for reply in replies:
+        error = not_serving(reply) if isinstance(reply, Exception) else None
+        if error is not None:
+            raise lock_error(error) from error
 
 
 class RedisExtendChannel:
@@ -103,6 +114,7 @@ class RedisExtendChannel:
             replies = self._stream.feed(self._arrived())
         except FAULTS as error:
             raise lock_error(error) from error
+        _check_serves(replies)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             self._script_is_known = False  # SCRIPT FLUSH: the heartbeat will try again
         return [_answer(self._expected.popleft(), reply) for reply in replies]
@@ -165,6 +177,7 @@ class AsyncRedisExtendChannel:
             self._script_is_known = not any(isinstance(r, NoScriptError) for r in replies)
         except (redis.RedisError, OSError) as error:
             raise lock_error(error) from error
+        _check_serves(replies)
         return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
     async def _read_one(self) -> object:

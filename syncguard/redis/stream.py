@@ -71,4 +71,5 @@ class ReplyStream:
 
 
 def _error(text: str) -> redis.ResponseError:
+    text = text.removeprefix("ERR ")  # as redis-py does: behind it Redis 6.2 tells what it was
     return NoScriptError(text) if text.startswith("NOSCRIPT") else redis.ResponseError(text)

@@ -17,7 +17,7 @@ from redis.exceptions import NoScriptError
 
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import ROOMY, Connection, Pool, packer, shared, socket_of, take
-from syncguard.redis.errors import FAULTS, lock_error
+from syncguard.redis.errors import FAULTS, NOT_SERVING, lock_error, not_serving
 from syncguard.redis.readiness import Look, Nearness, look_at
 
 T = TypeVar("T")
@@ -27,6 +27,8 @@ FRESH_FOR_S: Final = 1.0
 
 _pack: Final = packer()
 _LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+_ELSEWHERE: Final[tuple[type[Exception], ...]] = (*_LOST, *NOT_SERVING)
+"""This connection is of no more use. Another may be."""
 
 
 class Runner(Protocol):
@@ -56,12 +58,11 @@ class Wire:
             connection, look = self._take(checked=call.if_resent is not None)
             try:
                 reply, resent = self._exchange(connection, call, look)
-            except redis.ResponseError:
-                raise  # the reply was read: the connection is clean
-            except BaseException:
+            except BaseException as error:
                 # Interrupted, perhaps between sending and reading: the next call must not find
                 # the reply to this one.
-                connection.disconnect()
+                if not leaves_clean(error):
+                    connection.disconnect()
                 raise
             finally:
                 self._give(connection)
@@ -115,20 +116,25 @@ class Wire:
                 return _read(connection, call), False
             # Of the threads that meet only the one with the kept connection lingers.
             return self._nearness.read(look, lambda: _read(connection, call)), False
-        except _LOST as error:
+        except _ELSEWHERE as error:
             connection.disconnect()
-            # A server that restarted closed its side of a connection that we kept: that proves
-            # nothing about the server now, so one fresh try, whatever the client's retries are.
-            # A time-out does prove something. Sending twice is safe: every call is idempotent.
-            fresh_try = look is not None and not isinstance(
-                error, redis.TimeoutError | TimeoutError
-            )
-            reply = self._again(connection, call, None if fresh_try else error)
-            return reply, True
+            # A server that restarted closed its side of a connection that we kept; one that was
+            # demoted left all of them open. That proves nothing about the server now, so one
+            # fresh try, whatever the client's retries are. A time-out does prove something.
+            # Sending twice is safe: every call is idempotent.
+            timed_out = isinstance(error, redis.TimeoutError | TimeoutError)
+            fresh_try = isinstance(error, NOT_SERVING) or (look is not None and not timed_out)
+            return self._again(connection, call, error, counts=not fresh_try)
 
-    def _again(self, connection: Connection, call: Call[T], error: Exception | None) -> object:
-        """Go on as the client's retry policy says, counting ``error`` as its first failure."""
-        failures = [error] if error else []
+    def _again(
+        self, connection: Connection, call: Call[T], error: Exception, *, counts: bool
+    ) -> tuple[object, bool]:
+        """Go on as the client's retry policy says; ``counts``: ``error`` is its first failure.
+
+        Also whether an earlier sending may have been carried out.
+        """
+        failures = [error] if counts else []
+        resent = not isinstance(error, NOT_SERVING)
 
         def attempt() -> object:
             if failures:
@@ -136,7 +142,18 @@ class Wire:
             _send(connection, call)
             return _read(connection, call)
 
-        return connection.retry.call_with_retry(attempt, lambda _error: connection.disconnect())
+        def clean_up(error: Exception) -> None:
+            nonlocal resent
+            resent = resent or not isinstance(error, NOT_SERVING)
+            connection.disconnect()
+
+        reply = connection.retry.call_with_retry(attempt, clean_up)
+        return reply, resent
+
+
+def leaves_clean(error: BaseException) -> bool:
+    """Whether the next call can use the connection: the reply was read, from one that serves."""
+    return isinstance(error, redis.ResponseError) and not isinstance(error, NOT_SERVING)
 
 
 def _send(connection: Connection, call: Call[Any]) -> None:
@@ -147,12 +164,15 @@ def _send(connection: Connection, call: Call[Any]) -> None:
 
 def _read(connection: Connection, call: Call[Any]) -> object:
     try:
-        return connection.read_response(disable_decoding=True)
-    except NoScriptError:
-        # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
-        keys = call.keys
-        connection.send_command("EVAL", call.script.text, str(len(keys)), *keys, *call.args)
-        return connection.read_response(disable_decoding=True)
+        try:
+            return connection.read_response(disable_decoding=True)
+        except NoScriptError:
+            # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
+            keys = call.keys
+            connection.send_command("EVAL", call.script.text, str(len(keys)), *keys, *call.args)
+            return connection.read_response(disable_decoding=True)
+    except redis.ResponseError as error:
+        raise not_serving(error) or error from None
 
 
 class CommandRunner:

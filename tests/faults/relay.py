@@ -41,6 +41,10 @@ class Relay:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def lead_to(self, port: int) -> None:
+        """New connections go there. Those that are open stay where they are."""
+        self._target = (self.host, port)
+
     def close(self) -> None:
         for each in self._sockets:
             with contextlib.suppress(OSError):

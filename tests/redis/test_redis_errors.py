@@ -8,7 +8,7 @@ import pytest
 import redis.exceptions as errors
 
 from syncguard import LockError, generate_lock_id
-from syncguard.redis.errors import error_code, lock_error
+from syncguard.redis.errors import error_code, lock_error, not_serving
 from syncguard.testing import RedisServer
 
 ID = generate_lock_id()
@@ -91,6 +91,28 @@ def test_redis_6_wraps_the_code_of_what_a_script_met(frame, reply):
 def test_redis_7_puts_the_script_behind_the_code(reply):
     error = errors.ResponseError(f"{reply} script: {'a' * 40}, on @user_script:25.")
     assert error_code(error) == REPLIES[reply]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("READONLY", errors.ReadOnlyError),
+        ("MASTERDOWN", errors.MasterDownError),
+        ("LOADING", errors.BusyLoadingError),
+    ],
+)
+@pytest.mark.parametrize("frame", ["{}", "Error running script (call to f_0): @user_script:25: {}"])
+def test_a_server_that_cannot_serve_says_so_in_the_class_that_retries_name(code, kind, frame):
+    reply = frame.format(f"{code} not here")
+    assert type(not_serving(errors.ResponseError(reply))) is kind
+    assert type(not_serving(kind(reply))) is kind
+
+
+@pytest.mark.parametrize(
+    "error", [errors.ResponseError("OOM full"), errors.ConnectionError("gone"), OSError()]
+)
+def test_other_errors_do_not_say_that_a_server_cannot_serve(error):
+    assert not_serving(error) is None
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,12 @@ def test_an_error_is_an_answer_among_others() -> None:
     assert after == 1
 
 
+def test_an_error_reads_as_redis_py_gives_it() -> None:
+    """So that what it means is found in one way."""
+    (error,) = ReplyStream().feed(b"-ERR Error running script (f_0): @user_script:9: READONLY\r\n")
+    assert str(error).startswith("Error running script")
+
+
 def test_what_is_no_reply_is_refused() -> None:
     with pytest.raises(redis.InvalidResponse):
         ReplyStream().feed(b"?what\r\n")

@@ -1,0 +1,155 @@
+"""A failover behind one address: the old primary is a replica now, and hung up on nobody.
+
+New connections lead to the new primary; the old ones answer READONLY for ever, and have to be
+left by whoever uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import redis
+from patience import wait_until, wait_until_async
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import ReadOnlyError
+from redis.retry import Retry
+from relay import Relay
+
+from syncguard import LockError, aio, lock
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.testing import RedisServer
+
+
+class Pair(Relay):
+    """A primary and its replica behind one address."""
+
+    def __init__(self, old: RedisServer, new: RedisServer) -> None:
+        super().__init__(old.port)
+        self.new_port = new.port
+        self.old, self.new = old.client(), new.client()
+        follow(self.new, old.port)
+
+    @property
+    def url(self) -> str:
+        return f"redis://{self.host}:{self.port}"
+
+    def demote(self) -> None:
+        """Change the roles. The address still leads to the old primary."""
+        assert self.old.wait(1, 20_000) == 1  # the other has everything
+        self.new.replicaof("NO", "ONE")
+        follow(self.old, self.new_port)
+
+    def fail_over(self) -> None:
+        self.demote()
+        self.lead_to(self.new_port)
+
+    def close(self) -> None:
+        super().close()
+        self.old.close()
+        self.new.close()
+
+
+def follow(client: redis.Redis, port: int) -> None:
+    client.replicaof(Pair.host, port)
+    wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    at_once = ["repl-diskless-sync-delay 0"]
+    with RedisServer(config=at_once) as old, RedisServer(config=at_once) as new:
+        with Pair(old, new) as made:
+            yield made
+
+
+@pytest.mark.parametrize("size", [2, 100], ids=["small", "roomy"])
+def test_the_connection_to_a_demoted_server_is_left_at_once(backend_on, pair, size):
+    """Though this client never retries; and whether we keep the connection, or the pool does."""
+    backend = backend_on(pair, client={"max_connections": size})
+    held = backend.acquire("before", 60_000)
+    pair.fail_over()
+    assert backend.acquire("after", 60_000).ok
+    assert backend.release(held.lock_id).ok
+    assert pair.new.exists("syncguard:after") == 1
+
+
+class MovesOn(NoBackoff):
+    """Gives new connections the new primary only when somebody waits before a retry."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def __deepcopy__(self, _memo: object) -> MovesOn:
+        return self  # redis-py copies the policy for each connection
+
+    def compute(self, _failures: int) -> float:
+        self._pair.lead_to(self._pair.new_port)
+        return 0
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
+def test_further_tries_are_those_of_the_clients_policy(request, backend_on, pair, named):
+    kind = Retry if request.node.callspec.params["backend_on"] == "blocking" else AsyncRetry
+    policy = {"retry": kind(MovesOn(pair), 1), "retry_on_error": [ReadOnlyError] if named else []}
+    backend = backend_on(pair, client=policy)
+    assert backend.acquire("before", 60_000).ok
+    pair.demote()
+    if named:
+        assert backend.acquire("after", 60_000).ok
+    else:
+        with pytest.raises(LockError):
+            backend.acquire("after", 60_000)
+
+
+def test_a_server_that_stays_a_replica_is_reported_and_left_when_there_is_another(backend_on, pair):
+    backend = backend_on(pair)
+    assert backend.acquire("before", 60_000).ok
+    pair.demote()
+    for _ in range(2):
+        with pytest.raises(LockError) as caught:
+            backend.acquire("after", 60_000)
+        assert caught.value.code == "ServiceUnavailable"
+    pair.lead_to(pair.new_port)
+    assert backend.acquire("after", 60_000).ok
+
+
+def test_a_release_that_was_refused_and_sent_again_is_no_success_by_that(backend_on, pair):
+    """The refusal did nothing: that the lock is gone afterwards is somebody else's doing."""
+    backend = backend_on(pair)
+    held = backend.acquire("k", 60_000)
+    nobodys_port = 1  # so the demoted one keeps what it has
+    pair.old.replicaof(pair.host, nobodys_port)
+    pair.new.replicaof("NO", "ONE")
+    pair.new.flushall()
+    pair.lead_to(pair.new_port)
+    assert not backend.release(held.lock_id).ok
+
+
+def test_a_heartbeat_follows_to_the_new_primary(pair):
+    with RedisBackend.from_url(pair.url) as backend:
+        with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
+            first = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > first)  # its connection leads to the old one
+            pair.fail_over()
+            before = held.expires_at_ms
+            wait_until(lambda: held.expires_at_ms > before or held.lost)
+            assert not held.lost
+        assert not backend.is_locked("k")
+
+
+def test_asyncio_a_heartbeat_follows_to_the_new_primary(pair):
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(pair.url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
+                first = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > first)
+                pair.fail_over()
+                before = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > before or held.lost)
+                assert not held.lost
+            assert not await backend.is_locked("k")
+
+    asyncio.run(main())
