@@ -22,8 +22,8 @@ from typing import Final
 NEAR_S: Final = 250e-6
 """A Redis is near if its reply takes no longer; and no moment of looking is longer."""
 
-Look = Callable[[int], Sequence[object]]
-"""Called with 0: what there is to read, without waiting for it."""
+Look = Callable[[float], Sequence[object]]
+"""What there is to read within so many milliseconds; with 0, without waiting for it."""
 
 _step_aside: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
 
@@ -32,7 +32,7 @@ def look_at(sock: socket.socket) -> Look:
     """How to look at a socket. Windows and eventlet have no poll, only select."""
     make_poll = getattr(select, "poll", None)
     if make_poll is None:
-        return lambda _timeout: select.select([sock], [], [], 0)[0]
+        return lambda ms: select.select([sock], [], [], ms / 1000)[0]
     poll = make_poll()
     poll.register(sock, select.POLLIN)
     look: Look = poll.poll

@@ -31,9 +31,11 @@ from syncguard.redis.connections import (
     Pool,
     private_connection,
     shared,
+    socket_of,
     socket_timeout_ms,
     take,
 )
+from syncguard.redis.readiness import Look, look_at
 from syncguard.types import Signal
 from syncguard.waiting import SLICE_MS, sleep
 
@@ -47,6 +49,9 @@ _SERVER_LATENESS_MS: Final = 100
 PASS_ON_S: Final = 1.0
 _SOCKET_SHARE: Final = 0.8
 """A wait uses at most this share of the client's own time-out."""
+
+_LONGEST_LOOK_MS: Final = 60_000
+"""One look at the socket. poll refuses to wait for weeks."""
 
 
 FAULTS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
@@ -137,12 +142,7 @@ class RedisWaiter:
     def wait(self, ms: float, signal: Signal | None) -> bool:
         check_signal(signal)
         deadline = time.monotonic() + ms / 1000
-        try:
-            self._woken = ms >= WORTH_BLOCKING_MS and self._listen(deadline, signal)
-        except FAULTS:
-            # The list is a convenience. Without it, this is plain backoff, and the attempt that
-            # follows meets the same server and says what is wrong with it.
-            self._hang_up()
+        self._woken = ms >= WORTH_BLOCKING_MS and self._listen(deadline, signal)
         if self._woken:
             return True
         sleep(max(0.0, deadline - time.monotonic()) * 1000, signal)
@@ -170,23 +170,42 @@ class RedisWaiter:
             self._backend.undo(self._attempted)
 
     def _listen(self, deadline: float, signal: Signal | None) -> bool:
+        while (left_ms := (deadline - time.monotonic()) * 1000) > 0:
+            check_signal(signal)
+            try:
+                heard = self._hear(left_ms)
+            except FAULTS:
+                # The list is a convenience. Without it, this is plain backoff, and the attempt
+                # that follows meets the same server and says what is wrong with it.
+                self._hang_up()
+                return False
+            if isinstance(heard, bool):
+                return heard
+            # Not in there: what strikes while we wait came from outside, for instance a time
+            # limit, and may well be a TimeoutError.
+            heard(min(left_ms, _LONGEST_LOOK_MS if signal is None else SLICE_MS))
+        return False
+
+    def _hear(self, left_ms: float) -> bool | Look:
+        """Whether we were woken, or cannot be; else what to look at until there is news."""
         connection = self._connect()
         if connection is None:
             return False
-        while (left := deadline - time.monotonic()) > 0:
-            check_signal(signal)
-            if not self._listening:
-                if left * 1000 < WORTH_BLOCKING_MS:
-                    break
-                # Said before it is so: an interrupt in between must find the connection dirty.
-                self._listening = True
-                connection.send_command("BLPOP", self._wake, self._blpop_seconds(left * 1000))
-            if connection.can_read(left if signal is None else min(left, SLICE_MS / 1000)):
+        if self._listening:
+            socket_of(connection)  # raises if there is none: redis-py would open another
+            # Asked even before we look: TLS and the parser may hold back what no socket shows.
+            if connection.can_read(0):
                 popped = connection.read_response(disable_decoding=True)
                 self._listening = False
                 if popped is not None:
                     return True
-        return False
+        if not self._listening:
+            if left_ms < WORTH_BLOCKING_MS:
+                return False
+            # Said before it is so: an interrupt in between must find the connection dirty.
+            self._listening = True
+            connection.send_command("BLPOP", self._wake, self._blpop_seconds(left_ms))
+        return look_at(socket_of(connection))
 
     def _blpop_seconds(self, ms: float) -> str:
         assert self._pool is not None

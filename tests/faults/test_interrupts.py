@@ -12,10 +12,14 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 import redis
+from patience import wait_until
 
-from syncguard import LockLost, lock
+from syncguard import Acquisition, LockLost, lock
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
+
+FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+"""A waiter that is in one wait for all of the test."""
 
 
 class TimeLimit(Exception):
@@ -117,15 +121,25 @@ def test_a_release_that_is_interrupted_on_leaving_a_block_is_tried_again(
         assert not backend.is_locked("k")
 
 
-def test_an_interrupted_wait_leaves_no_lock(
+@pytest.mark.parametrize(
+    "interrupt",
+    # The last three might as well be Redis's: but they are somebody's time limit.
+    [KeyboardInterrupt, TimeLimit, LockLost, TimeoutError, ConnectionError, OSError],
+    indirect=True,
+)
+def test_an_interrupted_wait_ends_and_leaves_no_lock(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    client = redis.Redis(port=server.port)
+    with client, RedisBackend(client) as backend:
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
         with pytest.raises(interrupt):
             signal.setitimer(signal.ITIMER_REAL, 0.2)
-            lock(backend, "k", ttl_ms=60_000).__enter__()
+            lock(backend, "k", ttl_ms=60_000, acquisition=FAR).__enter__()
+        with server.client() as observer:
+            wait_until(lambda: observer.info("clients")["blocked_clients"] == 0)
+        assert len(client.connection_pool._in_use_connections) == 1  # the one that we keep
         holder.release()
         assert backend.count_live_locks() == 0
 
