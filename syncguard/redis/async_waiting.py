@@ -114,13 +114,13 @@ class AsyncRedisWaiter:
     async def _connect(self) -> AsyncConnection | None:
         if self._connection is None:
             pool = self._find_pool()
-            if pool is not None and Listeners.on(pool).admit(pool):
+            if pool is not None and Listeners.on(pool).admit(self, pool):
                 try:
                     self._connection = await take_async(pool)
                     self._pool = pool
                 finally:
                     if self._connection is None:
-                        Listeners.on(pool).leave()
+                        Listeners.on(pool).leave(self)
         return self._connection
 
     async def _hang_up(self) -> None:
@@ -134,7 +134,7 @@ class AsyncRedisWaiter:
             if listener is not None:
                 await connection.disconnect(nowait=True)
             assert self._pool is not None
-            Listeners.on(self._pool).leave()
+            Listeners.on(self._pool).leave(self)
             await self._pool.release(connection)
 
 

@@ -24,7 +24,7 @@ from syncguard.redis.connections import (
     take_async,
 )
 from syncguard.redis.errors import FAULTS, NOT_SERVING, lock_error, not_serving
-from syncguard.redis.wire import FRESH_FOR_S, leaves_clean
+from syncguard.redis.wire import FRESH_FOR_S
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class AsyncWire:
             except BaseException as error:
                 # Interrupted, perhaps between sending and reading: the next call must not find
                 # the reply to this one.
-                if not leaves_clean(error):
+                if not isinstance(error, redis.ResponseError) or isinstance(error, NOT_SERVING):
                     await connection.disconnect(nowait=True)
                 raise
             finally:

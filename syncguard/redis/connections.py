@@ -154,6 +154,17 @@ def take(pool: Pool) -> Connection:
     return pool.get_connection(*_pool_arguments(pool))
 
 
+def give_back_if_out(pool: Pool, connection: Connection) -> None:
+    """After an interrupt, which may have struck before the connection was released, or after it.
+
+    Never release without asking: some versions take a connection twice, and hand it out twice.
+    """
+    queue = getattr(getattr(pool, "pool", None), "queue", None)  # a blocking pool's
+    in_use = getattr(pool, "_in_use_connections", ())
+    if connection in in_use if queue is None else connection not in queue:
+        pool.release(connection)
+
+
 async def take_async(pool: AsyncPool) -> AsyncConnection:
     """The same for asyncio."""
     return await pool.get_connection(*_pool_arguments(pool))

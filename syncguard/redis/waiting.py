@@ -29,6 +29,7 @@ from syncguard.redis.connections import (
     AsyncPool,
     Connection,
     Pool,
+    give_back_if_out,
     private_connection,
     shared,
     socket_of,
@@ -88,25 +89,25 @@ class Listeners:
     """
 
     def __init__(self) -> None:
-        # A list, because its append and pop need no lock, which a fork could leave locked.
-        self._inside: list[None] = []
+        # By name, so that leaving twice, or after an interrupted entering, does no harm. A set,
+        # because its add and discard need no lock, which a fork could leave locked.
+        self._inside: set[object] = set()
         self._pid = os.getpid()
 
     @classmethod
     def on(cls, pool: Pool | AsyncPool) -> Listeners:
         return shared(pool, "listeners", cls)
 
-    def admit(self, pool: Pool | AsyncPool) -> bool:
+    def admit(self, waiter: object, pool: Pool | AsyncPool) -> bool:
         if self._pid != os.getpid():
-            self._pid, self._inside = os.getpid(), []  # the parent's waiters are not in the child
+            self._pid, self._inside = os.getpid(), set()  # the parent's are not in the child
         if pool.max_connections < ROOMY or len(self._inside) >= pool.max_connections // 2:
             return False
-        self._inside.append(None)
+        self._inside.add(waiter)
         return True
 
-    def leave(self) -> None:
-        if self._inside:
-            self._inside.pop()
+    def leave(self, waiter: object) -> None:
+        self._inside.discard(waiter)
 
 
 class RedisWaiter:
@@ -165,9 +166,12 @@ class RedisWaiter:
                 thread.start()
 
     def forsake(self) -> None:
-        # An id that was never stored is released without harm.
-        if self._attempted is not None:
-            self._backend.undo(self._attempted)
+        try:
+            self._hang_up()  # if the interrupt struck in close()
+        finally:
+            # An id that was never stored is released without harm.
+            if self._attempted is not None:
+                self._backend.undo(self._attempted)
 
     def _listen(self, deadline: float, signal: Signal | None) -> bool:
         while (left_ms := (deadline - time.monotonic()) * 1000) > 0:
@@ -214,22 +218,34 @@ class RedisWaiter:
     def _connect(self) -> Connection | None:
         if self._connection is None:
             pool = self._find_pool()
-            if pool is not None and Listeners.on(pool).admit(pool):
+            if pool is not None:
+                self._pool = pool
                 try:
-                    self._connection = take(pool)
-                    self._pool = pool
+                    if Listeners.on(pool).admit(self, pool):
+                        self._connection = take(pool)
                 finally:
                     if self._connection is None:
-                        Listeners.on(pool).leave()
+                        Listeners.on(pool).leave(self)
         return self._connection
 
     def _hang_up(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is None:
+        """Where an interrupt breaks this off, the next time goes on."""
+        pool = self._pool
+        if pool is None:
             return
+        try:
+            if self._connection is not None:
+                self._give_back(pool, self._connection)
+        finally:
+            Listeners.on(pool).leave(self)
+
+    def _give_back(self, pool: Pool, connection: Connection) -> None:
         if self._listening:
-            self._listening = False
             connection.disconnect()
-        assert self._pool is not None
-        Listeners.on(self._pool).leave()
-        self._pool.release(connection)
+            self._listening = False
+        self._connection = None
+        try:
+            pool.release(connection)
+        except BaseException:
+            give_back_if_out(pool, connection)
+            raise

@@ -16,7 +16,16 @@ import redis
 from redis.exceptions import NoScriptError
 
 from syncguard.redis.calls import Call
-from syncguard.redis.connections import ROOMY, Connection, Pool, packer, shared, socket_of, take
+from syncguard.redis.connections import (
+    ROOMY,
+    Connection,
+    Pool,
+    give_back_if_out,
+    packer,
+    shared,
+    socket_of,
+    take,
+)
 from syncguard.redis.errors import FAULTS, NOT_SERVING, lock_error, not_serving
 from syncguard.redis.readiness import Look, Nearness, look_at
 
@@ -54,18 +63,32 @@ class Wire:
         self._nearness = shared(pool, "nearness", Nearness)
 
     def run(self, call: Call[T]) -> T:
+        # An interrupt strikes where a function begins, or has ended. So a connection is in a
+        # variable as soon as it is taken, and is kept by a single call, without one of ours around.
+        connection: Connection | None = None
+        clean, used_at = False, 0.0
         try:
-            connection, look = self._take(checked=call.if_resent is not None)
             try:
+                connection, look = self._take(checked=call.if_resent is not None)
                 reply, resent = self._exchange(connection, call, look)
-            except BaseException as error:
-                # Interrupted, perhaps between sending and reading: the next call must not find
-                # the reply to this one.
-                if not leaves_clean(error):
-                    connection.disconnect()
+                clean, used_at = True, time.monotonic()
+            except redis.ResponseError as error:
+                clean = not isinstance(error, NOT_SERVING)  # the reply was read
                 raise
             finally:
-                self._give(connection)
+                if connection is not None:
+                    if not clean:
+                        # Interrupted, perhaps between sending and reading: the next call must not
+                        # find the reply to this one. If this is interrupted too, nobody gets it.
+                        connection.disconnect()
+                    if self._keeps and not self._spare:
+                        self._spare.append((connection, used_at))
+                    else:
+                        try:
+                            self._pool.release(connection)
+                        except BaseException:
+                            give_back_if_out(self._pool, connection)
+                            raise
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
@@ -85,27 +108,22 @@ class Wire:
             connection, given_at = self._spare.pop()
         except IndexError:
             return take(self._pool), None
-        if connection.pid != os.getpid():
-            # A forked child: the socket is the parent's. The pool starts afresh here too.
-            return take(self._pool), None
         try:
-            if time.monotonic() - given_at <= FRESH_FOR_S:
-                look = look_at(socket_of(connection))
-                if not (checked and look(0)):  # nothing was asked: news can only be its end
-                    return connection, look
-        except redis.ConnectionError:
-            pass
+            # In a forked child the socket is the parent's. The pool starts afresh here too.
+            ours = connection.pid == os.getpid()
+            try:
+                if ours and time.monotonic() - given_at <= FRESH_FOR_S:
+                    look = look_at(socket_of(connection))
+                    if not (checked and look(0)):  # nothing was asked: news can only be its end
+                        return connection, look
+            except redis.ConnectionError:
+                pass
+            if ours:
+                self._pool.release(connection)
         except BaseException:
-            self._pool.release(connection)
+            give_back_if_out(self._pool, connection)
             raise
-        self._pool.release(connection)
         return take(self._pool), None
-
-    def _give(self, connection: Connection) -> None:
-        if self._keeps and not self._spare:
-            self._spare.append((connection, time.monotonic()))
-        else:
-            self._pool.release(connection)
 
     def _exchange(
         self, connection: Connection, call: Call[T], look: Look | None
@@ -149,11 +167,6 @@ class Wire:
 
         reply = connection.retry.call_with_retry(attempt, clean_up)
         return reply, resent
-
-
-def leaves_clean(error: BaseException) -> bool:
-    """Whether the next call can use the connection: the reply was read, from one that serves."""
-    return isinstance(error, redis.ResponseError) and not isinstance(error, NOT_SERVING)
 
 
 def _send(connection: Connection, call: Call[Any]) -> None:

@@ -142,14 +142,14 @@ def test_the_parents_waiters_take_no_place_in_the_child(backend: RedisBackend) -
     pool = wire_pool(backend._client)
     assert pool is not None
     listeners = Listeners()
-    listeners._inside = [None] * pool.max_connections
-    assert not listeners.admit(pool)
+    listeners._inside = set(range(pool.max_connections))
+    assert not listeners.admit(object(), pool)
 
     def listen() -> None:
-        assert listeners.admit(pool)
+        assert listeners.admit(object(), pool)
 
     in_child(listen)
-    assert not listeners.admit(pool)
+    assert not listeners.admit(object(), pool)
 
 
 def _acquire(backend: RedisBackend, key: str) -> str:

@@ -218,6 +218,71 @@ print(tried)
 """
 
 
+def test_an_interrupt_on_the_way_into_any_function_takes_no_connection_with_it(
+    server: RedisServer,
+) -> None:
+    """There a signal's handler runs: else they would use the pool up, one by one."""
+    assert int(run(INTO_EVERY_FUNCTION, server)) > 100
+
+
+INTO_EVERY_FUNCTION = """
+import sys
+import redis
+from syncguard import Acquisition, LockError, lock
+from syncguard.redis import RedisBackend, client
+from syncguard.redis.connections import wire_pool
+from syncguard.redis.waiting import Listeners
+
+class TimeLimit(Exception):
+    pass
+
+client.UNDO_PAUSES_S = (0.0,)
+SHORT = Acquisition(timeout_ms=12, retry_delay_ms=12, jitter="none")
+backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
+pool = wire_pool(backend._client)
+held = backend.acquire("held", 600_000)
+calls_left, place = 0, ""
+
+def trace(frame, event, _argument):
+    global calls_left, place
+    code = frame.f_code
+    if code.co_name == "__exit__":
+        return  # before its first line, no code of ours can catch: the lock stays until its TTL
+    if "/syncguard/" in code.co_filename.replace("\\\\", "/") or code.co_name == "release":
+        calls_left -= 1
+        if calls_left == 0:
+            place = f"{code.co_filename}: {code.co_name}"
+            raise TimeLimit
+
+def struck_in_all(work):
+    global calls_left
+    tried = 0
+    while True:
+        calls_left = tried = tried + 1
+        sys.settrace(trace)
+        try:
+            work()
+        except (TimeLimit, LockError):
+            pass
+        finally:
+            sys.settrace(None)
+        out = len(pool._in_use_connections) - len(pool._syncguard_spare)
+        assert out == 0, f"{out} taken by an interrupt at {place}"
+        assert not Listeners.on(pool)._inside, f"still listening after an interrupt at {place}"
+        if calls_left > 0:
+            return tried
+
+def take_and_leave():
+    with lock(backend, "k", ttl_ms=60_000):
+        pass
+
+def wait():
+    lock(backend, "held", acquisition=SHORT).__enter__()
+
+print(struck_in_all(take_and_leave) + struck_in_all(wait))
+"""
+
+
 def test_interrupts_at_random_moments_bring_no_process_down(server: RedisServer) -> None:
     """hiredis crashed here, when a signal handler raised while it packed a number."""
     assert int(run(AT_RANDOM_MOMENTS, server)) > 10
