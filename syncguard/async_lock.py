@@ -21,7 +21,6 @@ from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
 from syncguard.losing import announce_async
 from syncguard.options import (
-    Claim,
     Options,
     came_too_late,
     check_backend,
@@ -29,6 +28,7 @@ from syncguard.options import (
     covered,
     in_use,
     lock_lost,
+    may_enter,
     was_lost,
 )
 from syncguard.schedule import Beat
@@ -103,18 +103,18 @@ class AsyncLock:
         self._backend = backend
         self._options = options
         self._acquired = acquired
-        self._claim = Claim()
+        self._free: list[None] = [None]
         self._held: Held | None = None
         self._beat: Beat[heartbeat.AsyncLane] | None = None
 
     async def __aenter__(self) -> Held:
-        if not self._claim.take(self._held):
+        if not may_enter(self._free, self._held):
             raise in_use()
         try:
             acquired, self._acquired = self._acquired, None
             return self._hold(acquired or await self._acquire())
         except BaseException:
-            self._held, self._claim = None, Claim()
+            self._held, self._free = None, [None]
             raise
 
     async def __aexit__(
@@ -123,30 +123,30 @@ class AsyncLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held = self._held
-        self._held, self._claim = None, Claim()
+        held, beat = self._held, self._beat
+        self._held, self._free = None, [None]
         assert held is not None
         if held.in_forked_child:
             return  # the parent's lock: neither to release nor to judge
-        if self._beat is not None:
-            heartbeat.unwatch(self._beat)
+        if beat is not None:
+            heartbeat.unwatch(beat)
         options, known_lost = self._options, held.known_lost
         released = await options.disposal_of(self._backend.disposal, held).release_async(
-            lambda: self._leave(held), options.release_context(held)
+            lambda: self._leave(held, beat), options.release_context(held)
         )
         if was_lost(held, known_lost, released):
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
 
-    async def _leave(self, held: Held) -> ReleaseResult:
+    async def _leave(self, held: Held, beat: Beat[heartbeat.AsyncLane] | None) -> ReleaseResult:
         if held.kept is None:
             return await self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept
         if ttl_ms is None:
             return ReleaseResult(True, assumed=True)  # nobody was asked
-        if self._beat is not None:
-            await heartbeat.settle(self._beat)
+        if beat is not None:
+            await heartbeat.settle(beat)
         extended = await self._backend.extend(held.lock_id, ttl_ms)
         return ReleaseResult(extended.ok, extended.reason)
 

@@ -23,7 +23,6 @@ from syncguard.heartbeat_thread import Watch
 from syncguard.held import Held, OnLost
 from syncguard.losing import announce
 from syncguard.options import (
-    Claim,
     Options,
     came_too_late,
     check_backend,
@@ -31,6 +30,7 @@ from syncguard.options import (
     covered,
     in_use,
     lock_lost,
+    may_enter,
     was_lost,
 )
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
@@ -107,14 +107,14 @@ class Lock:
         self._backend = backend
         self._options = options
         self._acquired = acquired
-        self._claim = Claim()
+        self._free: list[None] = [None]
         self._held: Held | None = None
         self._watch: Watch | None = None
 
     def __enter__(self) -> Held:
         is_taken, waiter = False, None
         try:
-            if not self._claim.take(self._held):
+            if not may_enter(self._free, self._held):
                 is_taken = True
                 raise in_use()
             acquired, self._acquired = self._acquired, None
@@ -124,7 +124,7 @@ class Lock:
             return self._hold(self._acquire(waiter))
         except BaseException as error:
             if not is_taken:
-                self._held, self._claim = None, Claim()
+                self._held, self._free = None, [None]
             if waiter is not None and is_interrupt(error):
                 # At whatever point it struck: what the last attempt took, nobody will release.
                 waiter.forsake()
@@ -139,16 +139,15 @@ class Lock:
         try:
             held = self._held
             assert held is not None
-            if held.in_forked_child:
-                return  # the parent's lock: neither to release nor to judge
-            lost = self._let_go(held)
+            # In a forked child it is the parent's lock: neither to release nor to judge.
+            lost = not held.in_forked_child and self._let_go(held)
+            self._held, self._free = None, [None]
         except BaseException as interrupt:
-            if is_interrupt(interrupt) and self._held is not None:
+            held, self._held, self._free = self._held, None, [None]
+            if is_interrupt(interrupt) and held is not None and not held.in_forked_child:
                 with contextlib.suppress(LockError):
-                    self._leave(self._held)
+                    self._leave(held)
             raise
-        finally:
-            self._held, self._claim = None, Claim()
         if lost:
             announce(held)
             if error is None:

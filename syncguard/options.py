@@ -187,21 +187,14 @@ def _is(kind: Callable[[object], bool], function: object) -> bool:
     return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
 
 
-class Claim:
-    """Who may enter: one block at a time, even if two threads come at once. A new one for each."""
-
-    __slots__ = ("_free",)
-
-    def __init__(self) -> None:
-        self._free: list[None] = [None]
-
-    def take(self, held: Held | None) -> bool:
-        try:
-            self._free.pop()  # atomic
-        except IndexError:
-            # In a forked child the parent's block does not count.
-            return held is not None and held.in_forked_child
-        return True
+def may_enter(free: list[None], held: Held | None) -> bool:
+    """One block at a time, even if two threads come at once: who takes what is in the list."""
+    try:
+        free.pop()  # atomic
+    except IndexError:
+        # In a forked child the parent's block does not count.
+        return held is not None and held.in_forked_child
+    return True
 
 
 def in_use() -> LockError:
