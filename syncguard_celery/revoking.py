@@ -22,6 +22,7 @@ from syncguard_celery.exiting import handed_on
 from syncguard_celery.luggage import HEADER, seal_lock, take_lock
 
 _AT_ONCE_S: Final = 0.2
+_IDLE_S: Final = 5.0
 _PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -71,15 +72,23 @@ class _Elsewhere:
     def release(self, backend: LockBackend, lock_id: str) -> None:
         tried = threading.Event()
         self._jobs.put((backend, lock_id, tried))
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="syncguard-release", daemon=True)
-            self._thread.start()
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            thread = threading.Thread(target=self._run, name="syncguard-release", daemon=True)
+            thread.start()
+            self._thread = thread
         if not self._is_stuck:
             self._is_stuck = not tried.wait(_AT_ONCE_S)
 
     def _run(self) -> None:
         while True:
-            backend, lock_id, tried = self._jobs.get()
+            try:
+                backend, lock_id, tried = self._jobs.get(timeout=_IDLE_S)
+            except queue.Empty:
+                self._thread = None
+                if self._jobs.empty():
+                    return
+                continue  # somebody came just now; if they started another thread, no matter
             for pause_s in _PAUSES_S:
                 time.sleep(pause_s)
                 try:
