@@ -2,12 +2,11 @@
 
 Here is the holders' side. They only leave word and never wait for the thread; what it does with
 it is in ``heartbeat_thread``. After a fork the child starts with nothing: the locks it inherited
-are its parent's.
+are its parent's. Nobody stops the thread when a process ends: handlers that run then may hold locks.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -55,10 +54,6 @@ class Heartbeat:
                 thread.start()
                 self.thread = thread
             return thread
-
-    def stop(self) -> None:
-        if self.thread is not None:
-            self.thread.stop()
 
     def forget(self) -> None:
         if self.thread is not None:
@@ -108,4 +103,3 @@ def _start_afresh() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
-atexit.register(lambda: _heartbeat.stop())

@@ -51,7 +51,7 @@ class HeartbeatThread:
         self.lanes: dict[int, Lane] = {}
         self.has_ended = False
         self.sleeps_until_ms = 0.0
-        self._stopping = False
+        self._is_unwanted = False
         self._schedule: Schedule[Lane] = Schedule()
         self._owners: dict[Beat[Lane], weakref.ref[Watch]] = {}
         self._connected: deque[tuple[Lane, ExtendChannel | LockError]] = deque()
@@ -65,7 +65,7 @@ class HeartbeatThread:
         try:
             self._thread.start()
         except BaseException as error:
-            self._stopping = self.has_ended = True
+            self._is_unwanted = self.has_ended = True
             if isinstance(error, RuntimeError):  # no more threads to be had
                 self._post.close()
             # Else an interrupt: it may have started, and will see that it is not wanted.
@@ -73,13 +73,6 @@ class HeartbeatThread:
 
     def ring(self) -> None:
         self._post.ring()
-
-    def stop(self) -> None:
-        """End, and close what is open: the process is ending."""
-        self._stopping = True
-        self.ring()
-        if self._thread is not threading.current_thread():
-            self._thread.join(1)
 
     def forget(self) -> None:
         """In a forked child: let go of the parent's sockets without a word to anybody."""
@@ -101,11 +94,11 @@ class HeartbeatThread:
         """Sweep what is idle. False: so are we, and the thread ends."""
         self._welcome()
         self._sweep()
-        for key in [k for k, lane in self.lanes.items() if lane.idle or self._stopping]:
+        for key in [k for k, lane in self.lanes.items() if lane.idle or self._is_unwanted]:
             self._hang_up(self.lanes.pop(key))
         # In this order: whoever arrives now finds that we have ended, or is found by us.
         self.has_ended = not self.lanes
-        if self.has_ended and self.arrivals and not self._stopping:
+        if self.has_ended and self.arrivals and not self._is_unwanted:
             self.has_ended = False
         return not self.has_ended
 
@@ -140,7 +133,7 @@ class HeartbeatThread:
     def _sweep(self) -> None:
         """Now and then, find out who has gone: leaving holders tell nobody."""
         now_ms = holder_clock_ms()
-        if not self._stopping and now_ms - self._swept_at_ms < IDLE_MS:
+        if not self._is_unwanted and now_ms - self._swept_at_ms < IDLE_MS:
             return
         self._swept_at_ms = now_ms
         beats = [beat for beat in self._schedule.beats() if self._is_wanted(beat)]
