@@ -2,7 +2,8 @@
 
 Here is the holders' side. They only leave word and never wait for the thread; what it does with
 it is in ``heartbeat_thread``. After a fork the child starts with nothing: the locks it inherited
-are its parent's. Nobody stops the thread when a process ends: handlers that run then may hold locks.
+are its parent's. Nobody stops the thread when a process ends: a handler that runs then may hold a
+lock.
 """
 
 from __future__ import annotations
