@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.signals import before_task_publish
 
 from syncguard_celery.calls import running_requests
-from syncguard_celery.holding import enclosing
+from syncguard_celery.holding import enclosing, innermost
 from syncguard_celery.luggage import (
     HEADER,
     MAX_FENCES,
@@ -102,7 +102,7 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
         return  # the old message protocol has no headers to carry anything
     luggage: dict[str, Any] = {}
     requests = running_requests()
-    if fences := merged(_fences(requests), _fences_held_here()):
+    if (requests or innermost()) and (fences := merged(_fences(requests), _fences_held_here())):
         luggage["fences"] = fences
     for request in requests:
         if request.id == headers["id"] and (own := _own(request)):
