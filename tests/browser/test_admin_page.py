@@ -32,7 +32,8 @@ class Page:
         return self
 
     def find(self, selector):
-        return self.driver.find_element(By.CSS_SELECTOR, selector)
+        """Once it is there: after a click the next page may still be on its way."""
+        return self.wait_for(lambda: self.driver.find_elements(By.CSS_SELECTOR, selector))[0]
 
     def text(self, selector):
         return self.find(selector).text
@@ -72,7 +73,7 @@ def page(chromium, site):
     page.type("#id_username", "root")
     page.type("#id_password", PASSWORD)
     page.click("input[type=submit]")
-    assert page.text("h1") == "Locks"
+    page.wait_for(lambda: page.text("h1") == "Locks")
     chromium.execute_script("sessionStorage.clear(); localStorage.clear()")
     chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     page.open()
