@@ -103,7 +103,6 @@ class HeartbeatThread:
         return not self.has_ended
 
     def _turn(self) -> None:
-        self._welcome()
         self._give_up_and_collect()
         for lane in list(self.lanes.values()):
             self._pump(lane)

@@ -71,7 +71,7 @@ class RedisExtendChannel:
         self._socket = socket_of(connection)
         self._socket.setblocking(False)
         self._unsent = bytearray()
-        self._is_full = False
+        self.wants_to_write = False
         self._stream = ReplyStream()
         self._expected: deque[Call[ExtendResult]] = deque()
         self._script_is_known = False
@@ -101,10 +101,6 @@ class RedisExtendChannel:
         self._expected.extend(calls)
         self._flush()
 
-    @property
-    def wants_to_write(self) -> bool:
-        return self._is_full
-
     def receive(self) -> list[ExtendResult | LockError]:
         if not self._expected:
             # Something to read and nothing asked for: the server has closed the connection.
@@ -124,12 +120,12 @@ class RedisExtendChannel:
 
     def _flush(self) -> None:
         """Send what the kernel takes. The rest follows when it has room again."""
-        self._is_full = False
+        self.wants_to_write = False
         try:
             while self._unsent:
                 del self._unsent[: self._socket.send(self._unsent)]
         except (BlockingIOError, ssl.SSLWantWriteError):
-            self._is_full = True
+            self.wants_to_write = True
         except ssl.SSLWantReadError:
             pass  # TLS wants to hear something first: the rest follows with it
         except OSError as error:
