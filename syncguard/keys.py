@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
-import secrets
 import struct
 import unicodedata
 from binascii import b2a_base64
@@ -116,7 +116,7 @@ def keyed_hash(secret: bytes, value: str) -> str:
 
 def generate_lock_id() -> str:
     """A fresh lock id: 128 random bits from the system's generator, 22 characters."""
-    return _base64url(secrets.token_bytes(LOCK_ID_BYTES))
+    return _base64url(os.urandom(LOCK_ID_BYTES))
 
 
 def validate_lock_id(lock_id: str) -> str:

@@ -52,12 +52,17 @@ class Skipped:
 
 
 class Loss:
-    """What happens when the lock is lost: told by the heartbeat, on a thread of its own."""
+    """What happens when the lock is lost: told by the heartbeat, on a thread of its own.
 
-    def __init__(self, call: Call, options: LockOptions, key_hash: Callable[[], str]) -> None:
+    It knows nothing of the ``Entering`` that made it: the two would be a cycle, and collecting it
+    would cost each task more than its lock.
+    """
+
+    def __init__(self, call: Call, options: LockOptions, backend: LockBackend, key: str) -> None:
         self._call = call
         self._on_lost = options.on_lost
-        self._key_hash = key_hash
+        self._backend = backend
+        self._key = key
         self._since = time.monotonic()
         self.interrupt = interrupt_here() if options.on_lost == "raise" else NoInterrupt()
 
@@ -69,7 +74,7 @@ class Loss:
             logging.ERROR,
             "lost its lock",
             self._call,
-            self._key_hash,
+            lambda: self._backend.hash(self._key),
             fence=held.fence,
             held_ms=held_ms,
         )
@@ -223,7 +228,7 @@ class Entering:
 
     def _hold(self, key: str, how: Acquired | Acquisition) -> Holding:
         options = self._options
-        loss = Loss(self._call, options, lambda: self.backend.hash(key))
+        loss = Loss(self._call, options, self.backend, key)
         block = self.block = self._block(key, how, loss)
         held = block.__enter__()
         self.lock_id = held.lock_id

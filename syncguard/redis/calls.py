@@ -6,7 +6,6 @@ All input is checked while a call is made, so that bad input never reaches a con
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
@@ -28,7 +27,7 @@ from syncguard.keys import (
     validate_ttl_ms,
 )
 from syncguard.redis import scripts
-from syncguard.redis.names import LockNames, Names, Space
+from syncguard.redis.names import LockNames, Names, Space, quoted
 from syncguard.redis.replies import (
     Granted,
     Reader,
@@ -110,12 +109,12 @@ class Calls:
         space = names.space
         keys: tuple[str, ...] = (
             names.lock,
-            self.names.index(lock_id),
+            space.index_key(lock_id),
             names.fence,
             space.live,
             space.tally,
         )
-        label = "" if holder is None else f',"holder":{json.dumps(holder, ensure_ascii=False)}'
+        label = "" if holder is None else f',"holder":{quoted(holder)}'
         record = f'{{"lockId":"{lock_id}","key":{names.json}{label}'
         args: tuple[str, ...] = (lock_id, str(ttl_ms), _TOLERANCE, record, *self._tail)
         if wait_ms:
@@ -132,7 +131,7 @@ class Calls:
         space = self.names.space_of(lock_id)
         return Call(
             scripts.RELEASE,
-            (self.names.index(lock_id), space.live),
+            (space.index_key(lock_id), space.live),
             (lock_id, _TOLERANCE, space.waiting_head, space.wake_head, _WAKE_TTL),
             read_release,
             lock_id=lock_id,
@@ -142,9 +141,10 @@ class Calls:
     def extend(self, lock_id: str, ttl_ms: int) -> Call[ExtendResult]:
         validate_lock_id(lock_id)
         validate_ttl_ms(ttl_ms)
+        space = self.names.space_of(lock_id)
         return Call(
             scripts.EXTEND,
-            (self.names.index(lock_id), self.names.space_of(lock_id).live),
+            (space.index_key(lock_id), space.live),
             (lock_id, str(ttl_ms)),
             read_extend,
             lock_id=lock_id,
@@ -155,17 +155,14 @@ class Calls:
         validate_ttl_ms(ttl_ms)
         validate_holder(holder)
         new_id = _lock_id_in(self.names.bucket_of(lock_id))
+        space = self.names.space_of(lock_id)
 
         def read(reply: Reply) -> Granted | AbsenceReason:
             return self._reader.adopt(reply, new_id)
 
         return Call(
             scripts.ADOPT,
-            (
-                self.names.index(lock_id),
-                self.names.index(new_id),
-                self.names.space_of(lock_id).live,
-            ),
+            (space.index_key(lock_id), space.index_key(new_id), space.live),
             (lock_id, new_id, str(ttl_ms), holder or ""),
             read,
             lock_id=lock_id,

@@ -197,14 +197,14 @@ def _bounded(settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     return bounded
 
 
-def packer() -> Callable[[Command], list[bytes]] | None:
+def packer() -> Callable[[Command], bytes] | None:
     """hiredis's own packer, without redis-py's wrapping, which costs twice the packing."""
     try:
         from hiredis import pack_command
     except ImportError:
         return None
     pack: Callable[[Any], bytes] = pack_command
-    return lambda command: [pack(command)]
+    return pack
 
 
 def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:

@@ -37,11 +37,17 @@ BUCKETS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 _RESERVED: Final = ("fence", "id")
 _CACHED_KEYS: Final = 1024
 
+quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
+"""Text as JSON. ``json.dumps`` would make such an encoder each time."""
+
 
 class Space(NamedTuple):
     """What all locks of one backend (on a cluster: of one bucket) share."""
 
     prefix: str
+    room: int
+    """How long a name behind the head may be without being hashed, in bytes."""
+    head: str
     live: str
     tally: str
     waiting_head: str
@@ -50,11 +56,34 @@ class Space(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str) -> Space:
-        own = f"{prefix}:id:" if prefix else "id:"
-        return cls(prefix, own + ":live", own + ":fences", own + ":waiting:", own + ":wake:", own)
+        # The longest name of all. A prefix that leaves no room for it is refused now, not at the
+        # first lock.
+        make_storage_key(prefix, "id:" + "x" * 22, KEY_BUDGET_BYTES, RESERVE_BYTES)
+        head = f"{prefix}:" if prefix else ""
+        own = f"{head}id:"
+        return cls(
+            prefix,
+            room=KEY_BUDGET_BYTES - RESERVE_BYTES - len(head.encode()),
+            head=head,
+            live=own + ":live",
+            tally=own + ":fences",
+            waiting_head=own + ":waiting:",
+            wake_head=own + ":wake:",
+            index_head=own,
+        )
 
     def storage_key(self, name: str) -> str:
+        if name.isascii() and len(name) <= self.room:
+            return self.head + name  # nothing to normalise and nothing to hash
         return make_storage_key(self.prefix, name, KEY_BUDGET_BYTES, RESERVE_BYTES)
+
+    def fence_key(self, storage_key: str) -> str:
+        if storage_key.isascii() and len(storage_key) + len("fence:") <= self.room:
+            return f"{self.head}fence:{storage_key}"
+        return make_fence_key(self.prefix, storage_key, KEY_BUDGET_BYTES, RESERVE_BYTES)
+
+    def index_key(self, lock_id: str) -> str:
+        return self.storage_key(f"id:{lock_id}")
 
 
 class LockNames(NamedTuple):
@@ -84,10 +113,6 @@ class Names:
             if clustered
             else {"": Space.of(self.prefix)}
         )
-        # The longest name of all. A prefix that leaves no room for it is refused now, not at the
-        # first lock; one that leaves room for its plain form saves a length check on each use.
-        space, longest = next(iter(self._spaces.values())), "id:" + "x" * 22
-        self._index_fits: Final = space.storage_key(longest).endswith(longest)
         self.of = lru_cache(maxsize=_CACHED_KEYS)(self._of)
 
     def _of(self, key: str) -> LockNames:
@@ -100,19 +125,15 @@ class Names:
         bucket = _bucket(normalized) if self._clustered else ""
         space = self._spaces[bucket]
         lock = space.storage_key(normalized)
-        fence = make_fence_key(space.prefix, lock, KEY_BUDGET_BYTES, RESERVE_BYTES)
-        record = json.dumps(normalized, ensure_ascii=False)
+        fence = space.fence_key(lock)
         waiting, wake = space.waiting_head + lock, space.wake_head + lock
-        return LockNames(normalized, record, bucket, space, lock, fence, waiting, wake)
+        return LockNames(normalized, quoted(normalized), bucket, space, lock, fence, waiting, wake)
 
     def index(self, lock_id: str) -> str:
-        space = self.space_of(lock_id)
-        if self._index_fits:
-            return space.index_head + lock_id
-        return space.storage_key(f"id:{lock_id}")
+        return self.space_of(lock_id).index_key(lock_id)
 
     def space_of(self, lock_id: str) -> Space:
-        return self._spaces[self.bucket_of(lock_id)]
+        return self._spaces[lock_id[0] if self._clustered else ""]
 
     def bucket_of(self, lock_id: str) -> str:
         return lock_id[0] if self._clustered else ""

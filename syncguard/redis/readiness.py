@@ -48,13 +48,15 @@ class Nearness:
         has_own_poll = isinstance(getattr(select, "poll", None), BuiltinFunctionType)
         self._step_aside = _step_aside if has_own_poll else None
 
-    def read(self, look: Look, read: Callable[[], object]) -> object:
-        """The reply to what was just sent."""
+    def linger(self, look: Look) -> float:
+        """Look for the reply to what was just sent, if that pays. When that was, for ``note``."""
         sent_at = time.perf_counter()
         if self._is_near and self._step_aside is not None:
             until = sent_at + NEAR_S
             while not look(0) and time.perf_counter() < until:
                 self._step_aside()
-        reply = read()
+        return sent_at
+
+    def note(self, sent_at: float) -> None:
+        """The reply was read just now."""
         self._is_near = time.perf_counter() - sent_at <= NEAR_S
-        return reply

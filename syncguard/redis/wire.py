@@ -8,6 +8,7 @@ forgotten a script, and both turn every failure into a LockError.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
@@ -61,6 +62,7 @@ class Wire:
         # One for the pool, not one for each backend on it.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
         self._nearness = shared(pool, "nearness", Nearness)
+        self._looked_at: tuple[socket.socket | None, Look] = (None, lambda _ms: ())
 
     def run(self, call: Call[T]) -> T:
         # An interrupt strikes where a function begins, or has ended. So a connection is in a
@@ -113,7 +115,7 @@ class Wire:
             ours = connection.pid == os.getpid()
             try:
                 if ours and time.monotonic() - given_at <= FRESH_FOR_S:
-                    look = look_at(socket_of(connection))
+                    look = self._look_at(socket_of(connection))
                     if not (checked and look(0)):  # nothing was asked: news can only be its end
                         return connection, look
             except redis.ConnectionError:
@@ -125,6 +127,13 @@ class Wire:
             raise
         return take(self._pool), None
 
+    def _look_at(self, sock: socket.socket) -> Look:
+        known, look = self._looked_at
+        if known is not sock:
+            look = look_at(sock)
+            self._looked_at = sock, look
+        return look
+
     def _exchange(
         self, connection: Connection, call: Call[T], look: Look | None
     ) -> tuple[object, bool]:
@@ -133,7 +142,10 @@ class Wire:
             if look is None:
                 return _read(connection, call), False
             # Of the threads that meet only the one with the kept connection lingers.
-            return self._nearness.read(look, lambda: _read(connection, call)), False
+            sent_at = self._nearness.linger(look)
+            reply = _read(connection, call)
+            self._nearness.note(sent_at)
+            return reply, False
         except _ELSEWHERE as error:
             connection.disconnect()
             # A server that restarted closed its side of a connection that we kept; one that was
@@ -172,7 +184,8 @@ class Wire:
 def _send(connection: Connection, call: Call[Any]) -> None:
     keys = call.keys
     command = ("EVALSHA", call.script.sha, str(len(keys)), *keys, *call.args)
-    connection.send_packed_command(_pack(command) if _pack else connection.pack_command(*command))
+    packed = [_pack(command)] if _pack else connection.pack_command(*command)
+    connection.send_packed_command(packed)
 
 
 def _read(connection: Connection, call: Call[Any]) -> object:

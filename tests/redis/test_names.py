@@ -144,7 +144,7 @@ def test_on_a_cluster_all_names_of_a_lock_share_a_hash_tag(key):
     names = Names("app", clustered=True)
     of_key = names.of(key)
     index = names.index(of_key.bucket + generate_lock_id()[1:])
-    everything = (of_key.lock, of_key.fence, index, of_key.waiting, of_key.wake, *of_key.space[1:])
+    everything = (of_key.lock, of_key.fence, index, of_key.waiting, of_key.wake, *of_key.space[2:])
     assert {tag(name) for name in everything} == {f"app:{of_key.bucket}"}
 
 

@@ -7,14 +7,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from syncguard import ReleaseResult
 from syncguard.redis import RedisBackend, readiness, wire
 from syncguard.redis.connections import Connection, Pool
-from syncguard.redis.readiness import NEAR_S, Nearness, look_at
+from syncguard.redis.readiness import NEAR_S, Look, Nearness, look_at
 from syncguard.testing import RedisServer
 
 
@@ -57,9 +57,8 @@ class Line:
         self._clock.now += NEAR_S / 10
         return ["news"] if self.looks > self._after else []
 
-    def read(self) -> str:
+    def read(self) -> None:
         self._clock.now += self._sleep_s
-        return "reply"
 
 
 def near(clock: Clock) -> Line:
@@ -72,7 +71,9 @@ def far(clock: Clock) -> Line:
 
 def ask(nearness: Nearness, line: Line) -> int:
     """How often it looked before it read."""
-    assert nearness.read(line.look, line.read) == "reply"
+    sent_at = nearness.linger(line.look)
+    line.read()
+    nearness.note(sent_at)
     return line.looks
 
 
@@ -116,7 +117,7 @@ monkey.patch_all()
 from syncguard.redis.readiness import Nearness
 nearness, looks = Nearness(), []
 for _ in range(3):
-    nearness.read(looks.append, lambda: "reply")
+    nearness.note(nearness.linger(looks.append))
 assert nearness._is_near and not looks
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
@@ -184,18 +185,18 @@ def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
 ) -> None:
     lingering: list[str] = []
     together = threading.Barrier(2)
-    original = Nearness.read
+    original = Nearness.linger
 
-    def read(self: Nearness, look: Callable[..., object], read: Callable[[], object]) -> object:
+    def linger(self: Nearness, look: Look) -> float:
         lingering.append(threading.current_thread().name)
         if len(lingering) == 1:
             together.wait(10)  # the kept connection is in use; let the other one call
             together.wait(10)
-        return original(self, look, read)  # type: ignore[arg-type]
+        return original(self, look)
 
     with RedisBackend(syncguard_redis.client()) as backend:
         backend.is_locked("k")
-        monkeypatch.setattr(Nearness, "read", read)
+        monkeypatch.setattr(Nearness, "linger", linger)
         first = threading.Thread(target=backend.is_locked, args=("k",), name="first")
         first.start()
         together.wait(10)
