@@ -20,10 +20,11 @@
 --         0                         held by somebody else
 --         {0, remainingMs}          the same, to a caller that will wait (-1: no expiry known)
 --         {-1}                      the counter is used up; nothing was written but the counter
-local time = redis.call('TIME')
+local call = redis.call
+local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 
-local held = redis.call('GET', KEYS[1])
+local held = call('GET', KEYS[1])
 if held then
   local data = cjson.decode(held)
   -- Our own id is stored already: this request was sent twice because the first reply was lost.
@@ -36,28 +37,26 @@ if held then
       return 0
     end
     -- A later waiter never shortens the flag of an earlier one.
-    if redis.call('PTTL', KEYS[6]) < waitMs then
-      redis.call('SET', KEYS[6], '1', 'PX', waitMs)
+    if call('PTTL', KEYS[6]) < waitMs then
+      call('SET', KEYS[6], '1', 'PX', waitMs)
     end
-    return {0, redis.call('PTTL', KEYS[1])}
+    return {0, call('PTTL', KEYS[1])}
   end
 end
 
-local number = redis.call('INCR', KEYS[3])
+local number = call('INCR', KEYS[3])
 local isNew = number == 1
 if ARGV[5] == 'clock' and number < nowMs * 10 then
   number = nowMs * 10
-  redis.call('SET', KEYS[3], string.format('%.0f', number))
+  call('SET', KEYS[3], string.format('%.0f', number))
 end
 if number > tonumber(ARGV[6]) then
   return {-1}
 end
-if isNew then
-  redis.call('INCR', KEYS[5])
-end
-if isNew or number % 64 == 0 then
-  -- Locks that expired without a release leave their entry behind: sweep now and then.
-  redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', nowMs)
+-- Locks that expired without a release leave their entry behind: sweep at every 64th counter that
+-- is made, and at every 64th fence of one.
+if (isNew and call('INCR', KEYS[5]) or number) % 64 == 0 then
+  call('ZREMRANGEBYSCORE', KEYS[4], '-inf', nowMs)
 end
 
 local fence = string.format('%015.0f', number)
@@ -67,7 +66,7 @@ local expiry = string.format('%.0f', expiresAtMs)
 local record = ARGV[4] .. ',"expiresAtMs":' .. expiry
   .. string.format(',"acquiredAtMs":%.0f,"fence":"%s"}', nowMs, fence)
 -- PXAT, not PX: on Redis 6.2 the clock may tick between two relative expiries.
-redis.call('SET', KEYS[1], record, 'PXAT', expiry)
-redis.call('SET', KEYS[2], KEYS[1], 'PXAT', expiry)
-redis.call('ZADD', KEYS[4], expiry, KEYS[1])
+call('SET', KEYS[1], record, 'PXAT', expiry)
+call('SET', KEYS[2], KEYS[1], 'PXAT', expiry)
+call('ZADD', KEYS[4], expiry, KEYS[1])
 return {1, fence, expiresAtMs}

@@ -10,28 +10,29 @@
 -- (also touched: the lock, its waiting flag and its wake-up list, all named by the index)
 --
 -- returns 1 released; 0 not the owner; -1 not found; -2 expired
-local lockKey = redis.call('GET', KEYS[1])
+local call = redis.call
+local lockKey = call('GET', KEYS[1])
 if not lockKey then
   return -1
 end
-local held = redis.call('GET', lockKey)
+local held = call('GET', lockKey)
 if not held then
-  redis.call('DEL', KEYS[1])
+  call('DEL', KEYS[1])
   return -1
 end
 local data = cjson.decode(held)
 if data.lockId ~= ARGV[1] then
   return 0
 end
-local time = redis.call('TIME')
+local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('DEL', lockKey, KEYS[1])
-redis.call('ZREM', KEYS[2], lockKey)
-if redis.call('EXISTS', ARGV[3] .. lockKey) == 1 then
+call('DEL', lockKey, KEYS[1])
+call('ZREM', KEYS[2], lockKey)
+if call('EXISTS', ARGV[3] .. lockKey) == 1 then
   local wakeKey = ARGV[4] .. lockKey
-  if redis.call('EXISTS', wakeKey) == 0 then
-    redis.call('RPUSH', wakeKey, '1')
-    redis.call('PEXPIRE', wakeKey, ARGV[5])
+  if call('EXISTS', wakeKey) == 0 then
+    call('RPUSH', wakeKey, '1')
+    call('PEXPIRE', wakeKey, ARGV[5])
   end
 end
 if data.expiresAtMs > nowMs - ARGV[2] then
