@@ -132,7 +132,7 @@ class AsyncLock:
             heartbeat.unwatch(beat)
         options, known_lost = self._options, held.known_lost
         released = await options.disposal_of(self._backend.disposal, held).release_async(
-            lambda: self._leave(held, beat), options.release_context(held)
+            lambda: self._leave(held, beat), lambda: options.release_context(held)
         )
         if was_lost(held, known_lost, released):
             announce_async(held)

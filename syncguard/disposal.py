@@ -60,7 +60,7 @@ class Disposal:
         return cls(on_release_error or log_release_error, timeout_ms)
 
     def release(
-        self, release: Callable[[], ReleaseResult], context: ReleaseErrorContext
+        self, release: Callable[[], ReleaseResult], context: Callable[[], ReleaseErrorContext]
     ) -> ReleaseResult | None:
         """Release; None when it failed and the callback was told.
 
@@ -80,7 +80,9 @@ class Disposal:
             raise
 
     async def release_async(
-        self, release: Callable[[], Awaitable[ReleaseResult]], context: ReleaseErrorContext
+        self,
+        release: Callable[[], Awaitable[ReleaseResult]],
+        context: Callable[[], ReleaseErrorContext],
     ) -> ReleaseResult | None:
         """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
 
@@ -94,9 +96,9 @@ class Disposal:
 
         return await settle(releasing())
 
-    def _tell(self, error: LockError, context: ReleaseErrorContext) -> None:
+    def _tell(self, error: LockError, context: Callable[[], ReleaseErrorContext]) -> None:
         try:
-            let_run(self.on_release_error(error, context), _log_callback)
+            let_run(self.on_release_error(error, context()), _log_callback)
         except Exception as failure:
             _log_callback(failure)
 

@@ -73,7 +73,7 @@ class Acquired(Grant):
 
     def __exit__(self, *_exc: object) -> None:
         if self.pid == os.getpid():
-            self.disposal.release(self.release, self.context())
+            self.disposal.release(self.release, self.context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +94,4 @@ class AsyncAcquired(Grant):
     async def __aexit__(self, *_exc: object) -> None:
         if self.pid == os.getpid():
             release: Callable[[], Awaitable[ReleaseResult]] = self.release
-            await self.disposal.release_async(release, self.context())
+            await self.disposal.release_async(release, self.context)

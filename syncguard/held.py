@@ -25,23 +25,26 @@ class Held:
     """What ``with lock(...) as held`` gives. Safe to read from any thread."""
 
     __slots__ = (
-        "_deadline_ms",
         "_expires_at_ms",
         "_grant",
-        "_kept",
-        "_lost",
         "_on_lost",
         "_unannounced",
+        "deadline_ms",
+        "kept",
+        "known_lost",
     )
 
     def __init__(self, grant: Grant, on_lost: OnLost | None = None) -> None:
         self._grant = grant
         self._expires_at_ms = grant.expires_at_ms
-        self._deadline_ms = grant.sent_at_ms + grant.ttl_ms
-        self._lost = False
-        self._kept: tuple[int | None] | None = None
         self._on_lost = on_lost
         self._unannounced: list[None] = [None]
+        # For lock() and the heartbeat:
+        self.deadline_ms = grant.sent_at_ms + grant.ttl_ms
+        self.kept: tuple[int | None] | None = None
+        """The TTL to leave the lock with, in a tuple of one; None to release it."""
+        self.known_lost = False
+        """Whether somebody was or could have been told: by a heartbeat, or by asking ``lost``."""
 
     @property
     def fence(self) -> Fence:
@@ -63,9 +66,9 @@ class Held:
 
         In a forked child it is True: the parent holds the lock.
         """
-        if not self._lost and (self.past_deadline or self.in_forked_child):
-            self._lost = True
-        return self._lost
+        if not self.known_lost and (self.past_deadline or self.in_forked_child):
+            self.known_lost = True
+        return self.known_lost
 
     def ensure_held(self) -> None:
         """Raise LockLost if the lock was lost. Cheap: asks no server."""
@@ -79,7 +82,7 @@ class Held:
         """
         if ttl_ms is not None:
             validate_ttl_ms(ttl_ms)
-        self._kept = (ttl_ms,)
+        self.kept = (ttl_ms,)
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "held"
@@ -88,34 +91,20 @@ class Held:
     # -- for lock() and the heartbeat ---------------------------------------------------------
 
     @property
-    def deadline_ms(self) -> float:
-        return self._deadline_ms
-
-    @property
     def past_deadline(self) -> bool:
-        return holder_clock_ms() >= self._deadline_ms
+        return holder_clock_ms() >= self.deadline_ms
 
     @property
     def in_forked_child(self) -> bool:
         return self._grant.pid != os.getpid()
 
-    @property
-    def kept(self) -> tuple[int | None] | None:
-        """The TTL to leave the lock with, in a tuple of one; None to release it."""
-        return self._kept
-
-    @property
-    def known_lost(self) -> bool:
-        """Whether somebody was or could have been told: by a heartbeat, or by asking ``lost``."""
-        return self._lost
-
     def renewed(self, sent_at_ms: float, ttl_ms: int, expires_at_ms: int) -> None:
-        self._deadline_ms = sent_at_ms + ttl_ms
+        self.deadline_ms = sent_at_ms + ttl_ms
         self._expires_at_ms = expires_at_ms
 
     def lose(self) -> Callable[[], object] | None:
         """Mark as lost; the callback to run, to the first who asks for it only."""
-        self._lost = True
+        self.known_lost = True
         try:
             self._unannounced.pop()  # atomic: the heartbeat and the leaving block may both come
         except IndexError:

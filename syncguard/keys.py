@@ -47,7 +47,11 @@ def normalize_and_validate_key(key: str) -> str:
         # Composition joins at most four code points into one, so this cannot fit any more; and
         # normalising megabytes to find that out is what an attacker would like us to do.
         raise invalid_argument(_KEY_TOO_LONG)
-    normalized = key if key.isascii() else unicodedata.normalize("NFC", key)
+    if key.isascii():  # its length in bytes, and it is normal already
+        if len(key) > MAX_KEY_LENGTH_BYTES:
+            raise invalid_argument(_KEY_TOO_LONG)
+        return key
+    normalized = unicodedata.normalize("NFC", key)
     if len(_utf8(normalized, "a key")) > MAX_KEY_LENGTH_BYTES:
         raise invalid_argument(_KEY_TOO_LONG)
     return normalized
@@ -143,7 +147,8 @@ def validate_holder(holder: str | None) -> str | None:
         raise invalid_argument(f"a holder label must be a str, not {type(holder).__name__}")
     if not holder or not holder.isprintable():
         raise invalid_argument("a holder label must be printable text, without line breaks")
-    if len(_utf8(holder, "a holder label")) > MAX_HOLDER_LENGTH_BYTES:
+    length = len(holder) if holder.isascii() else len(_utf8(holder, "a holder label"))
+    if length > MAX_HOLDER_LENGTH_BYTES:
         raise invalid_argument(f"a holder label must have at most {MAX_HOLDER_LENGTH_BYTES} bytes")
     return holder
 

@@ -159,7 +159,7 @@ class Lock:
             heartbeat.unwatch(self._watch)
         options, known_lost = self._options, held.known_lost
         released = options.disposal_of(self._backend.disposal, held).release(
-            lambda: self._leave(held), options.release_context(held)
+            lambda: self._leave(held), lambda: options.release_context(held)
         )
         return was_lost(held, known_lost, released)
 

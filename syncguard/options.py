@@ -41,7 +41,7 @@ _HIDDEN: Final = "a plain decorator hides an async def here: put syncguard.aio.l
 _NOT_AWAITED: Final = "a coroutine was returned that has yet to run: await it in the function"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the price of making one
 class Options:
     """One ``lock(...)``, whatever its backend."""
 
@@ -54,13 +54,12 @@ class Options:
     on_lost: OnLost | None
     on_release_error: OnReleaseError | None
     signal: Signal | None
+    is_granted: bool = False
+    """Held already: nothing about acquiring it matters any more."""
 
     def __post_init__(self) -> None:
-        normalize_and_validate_key(self.key)
-        validate_ttl_ms(self.ttl_ms)
-        validate_holder(self.holder)
-        if not isinstance(self.acquisition, Acquisition):
-            raise invalid_argument("acquisition must be an Acquisition")
+        if not self.is_granted:
+            self._check_acquiring()
         if not isinstance(self.auto_extend, bool):
             raise invalid_argument("auto_extend must be True or False")
         if self.max_hold_ms is not None:
@@ -69,6 +68,13 @@ class Options:
                 raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
         check_callback("on_lost", self.on_lost)
         check_callback("on_release_error", self.on_release_error)
+
+    def _check_acquiring(self) -> None:
+        normalize_and_validate_key(self.key)
+        validate_ttl_ms(self.ttl_ms)
+        validate_holder(self.holder)
+        if not isinstance(self.acquisition, Acquisition):
+            raise invalid_argument("acquisition must be an Acquisition")
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
             check_signal(self.signal)  # says what is wrong with it
 
@@ -82,7 +88,7 @@ class Options:
         on_lost: OnLost | None,
         on_release_error: OnReleaseError | None,
     ) -> Options:
-        """For a lock that is held already: nothing about acquiring it matters any more."""
+        """For a lock that is held already."""
         return cls(
             grant.key,
             grant.ttl_ms,
@@ -92,7 +98,8 @@ class Options:
             None,
             on_lost,
             on_release_error,
-            None,
+            signal=None,
+            is_granted=True,
         )
 
     @property
@@ -136,6 +143,8 @@ def lock_lost(key: str, held: Held) -> LockLost:
 def check_backend(backend: object, *, wants_async: bool) -> None:
     """Refuse what is no backend, or one of the other kind: before anything is sent."""
     kind = type(backend)
+    if getattr(kind, "_is_async", None) is wants_async:
+        return  # one of ours
     acquire = getattr(backend, "acquire", None)
     if kind is type or not callable(acquire):
         example = "AsyncRedisBackend" if wants_async else "RedisBackend"

@@ -21,7 +21,7 @@ class Blocking:
     """Lets go through the blocking way."""
 
     def __call__(self, disposal, release):
-        return disposal.release(release, CONTEXT)
+        return disposal.release(release, lambda: CONTEXT)
 
 
 class Asyncio:
@@ -32,7 +32,7 @@ class Asyncio:
             async def releasing():
                 return release()
 
-            return await disposal.release_async(releasing, CONTEXT)
+            return await disposal.release_async(releasing, lambda: CONTEXT)
 
         return asyncio.run(run())
 
@@ -101,7 +101,7 @@ def test_a_slow_release_is_given_up_and_goes_on_behind():
         return RELEASED
 
     disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
-    assert disposal.release(slow, CONTEXT) is None
+    assert disposal.release(slow, lambda: CONTEXT) is None
     assert [error.code for error in told] == ["NetworkTimeout"]
     server_answers.set()
     assert finished.wait(20)
@@ -116,14 +116,14 @@ def no_more_threads(monkeypatch):
 
 def test_without_a_thread_to_be_had_the_release_runs_here(monkeypatch):
     no_more_threads(monkeypatch)
-    assert Disposal(timeout_ms=60_000).release(lambda: RELEASED, CONTEXT) == RELEASED
+    assert Disposal(timeout_ms=60_000).release(lambda: RELEASED, lambda: CONTEXT) == RELEASED
 
 
 def test_without_a_thread_to_be_had_a_failed_release_is_told_too(monkeypatch):
     no_more_threads(monkeypatch)
     told, error = [], LockError("ServiceUnavailable")
     disposal = Disposal(lambda *about: told.append(about), timeout_ms=60_000)
-    assert disposal.release(fails(error), CONTEXT) is None
+    assert disposal.release(fails(error), lambda: CONTEXT) is None
     assert told == [(error, CONTEXT)]
 
 
@@ -139,7 +139,7 @@ def test_a_slow_release_is_given_up_in_asyncio_too():
             return RELEASED
 
         disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
-        assert await disposal.release_async(slow, CONTEXT) is None
+        assert await disposal.release_async(slow, lambda: CONTEXT) is None
         assert not finished.is_set()
         server_answers.set()
         await asyncio.wait_for(finished.wait(), 20)
@@ -157,7 +157,7 @@ def test_a_slow_release_that_fails_behind_troubles_nobody():
             raise LockError("ServiceUnavailable")
 
         disposal = Disposal(lambda *_about: None, timeout_ms=20)
-        await disposal.release_async(slow, CONTEXT)
+        await disposal.release_async(slow, lambda: CONTEXT)
         server_answers.set()
         await asyncio.sleep(0)
 
@@ -176,7 +176,7 @@ def test_a_cancellation_waits_for_the_release_and_then_goes_on():
             released.append(True)
             return RELEASED
 
-        leaving = asyncio.create_task(Disposal().release_async(release, CONTEXT))
+        leaving = asyncio.create_task(Disposal().release_async(release, lambda: CONTEXT))
         await sent.wait()
         leaving.cancel()
         await asyncio.sleep(0)
@@ -201,7 +201,7 @@ def test_a_release_that_fails_while_its_task_is_cancelled_is_told_too():
             raise LockError("ServiceUnavailable")
 
         disposal = Disposal(lambda error, context: told.append((error.code, context)))
-        leaving = asyncio.create_task(disposal.release_async(release, CONTEXT))
+        leaving = asyncio.create_task(disposal.release_async(release, lambda: CONTEXT))
         await sent.wait()
         leaving.cancel()
         answered.set()
@@ -224,7 +224,7 @@ def test_an_async_callback_runs_and_keeps_nobody_waiting():
             await may_end.wait()
             told.put_nowait(error.code)
 
-        assert await Disposal(tell).release_async(release_fails, CONTEXT) is None
+        assert await Disposal(tell).release_async(release_fails, lambda: CONTEXT) is None
         assert told.empty()
         may_end.set()
         assert await asyncio.wait_for(told.get(), 20) == "ServiceUnavailable"
@@ -240,7 +240,7 @@ def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog)
             called.set()
             raise RuntimeError(f"cannot report {context.key}")
 
-        await Disposal(complain).release_async(release_fails, CONTEXT)
+        await Disposal(complain).release_async(release_fails, lambda: CONTEXT)
         await asyncio.wait_for(called.wait(), 20)
 
     asyncio.run(run())
@@ -251,7 +251,7 @@ def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog)
 def test_an_async_callback_that_blocking_code_cannot_run_is_an_error_in_the_log(caplog):
     async def never_run(_error, _context): ...
 
-    assert Disposal(never_run).release(fails(LockError("Internal")), CONTEXT) is None
+    assert Disposal(never_run).release(fails(LockError("Internal")), lambda: CONTEXT) is None
     assert "on_release_error" in caplog.text
 
 
@@ -287,7 +287,7 @@ def test_an_interruption_from_outside_is_raised_after_one_more_release(interrupt
         return RELEASED
 
     with pytest.raises(interruption):
-        Disposal(lambda *about: told.append(about)).release(interrupted_once, CONTEXT)
+        Disposal(lambda *about: told.append(about)).release(interrupted_once, lambda: CONTEXT)
     assert (len(calls), told) == (2, [])
 
 
