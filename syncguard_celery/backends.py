@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
@@ -34,9 +33,8 @@ _NONE_CHOSEN: Final = (
 
 _made: Final[dict[object, LockBackend]] = {}
 _making: Final = threading.Lock()
-_settled: Final[weakref.WeakKeyDictionary[Celery, tuple[BackendSource | None, LockBackend]]] = (
-    weakref.WeakKeyDictionary()
-)
+_SETTLED: Final = "_syncguard_settled"
+"""The attribute of an app that holds what its setting came to, and the setting that was."""
 
 
 def backend_of(options: LockOptions, app: Celery) -> LockBackend:
@@ -47,14 +45,14 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
         return _django_backend(options.using)
     # Asking a setting takes Celery longer than everything else here. A change can be seen sooner.
     changed: BackendSource | None = (app.conf.changes or {}).get(SETTING)
-    settled = _settled.get(app)
+    settled: tuple[BackendSource | None, LockBackend] | None = app.__dict__.get(_SETTLED)
     if settled is not None and settled[0] is changed:
         return settled[1]
     chosen: BackendSource | None = app.conf.get(SETTING)
     if chosen is not None:
         require_backend_source(f"app.conf.{SETTING}", chosen)
         backend = _resolved(chosen)
-        _settled[app] = (changed, backend)
+        app.__dict__[_SETTLED] = (changed, backend)
         return backend
     if _DJANGO in sys.modules:
         return _django_backend("default")

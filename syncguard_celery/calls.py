@@ -23,7 +23,7 @@ MARK: Final = "__syncguard__"
 """The attribute by which a function is known to be locked; it holds its ``LockedFunction``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would double the price of making one
 class Call:
     """A call of a locked function."""
 

@@ -13,7 +13,7 @@ from celery.exceptions import Retry
 
 from syncguard import Acquisition, LockBackend, LockError, LockInfo
 from syncguard_celery.calls import Call
-from syncguard_celery.luggage import luggage_of
+from syncguard_celery.luggage import contended_since_ms, luggage_of
 from syncguard_celery.propagation import attaching
 
 FIRST_DELAY_MS: Final = 200.0
@@ -76,17 +76,11 @@ def patient(timeout_ms: int) -> Acquisition:
     )
 
 
-def contended_since_ms(call: Call) -> int | None:
-    """When this task first met contention, in an earlier delivery; None if it did not."""
-    since = luggage_of(call.request).get("since")
-    return since if isinstance(since, int) else None
-
-
 def left_ms(call: Call, timeout_ms: int | None) -> float | None:
     """How much of its time to contend is left; None if it has no limit."""
     if timeout_ms is None:
         return None
-    since_ms = contended_since_ms(call)
+    since_ms = contended_since_ms(call.request)
     return timeout_ms if since_ms is None else timeout_ms - (time.time() * 1000 - since_ms)
 
 
@@ -99,7 +93,7 @@ def republish(call: Call, error: LockContended, left: float | None) -> Retry:
     delay_ms *= random.uniform(0.5, 1.0)  # noqa: S311 - jitter
     if left is not None:
         delay_ms = min(delay_ms, left)
-    since_ms = contended_since_ms(call)
+    since_ms = contended_since_ms(request)
     signature = task.signature_from_request(
         request, countdown=delay_ms / 1000, retries=request.retries
     )

@@ -19,12 +19,11 @@ from syncguard_celery.contention import (
     GLIMPSES,
     LockContended,
     contended,
-    contended_since_ms,
     left_ms,
     patient,
     republish,
 )
-from syncguard_celery.holding import Holding, enclosing, innermost
+from syncguard_celery.holding import Holding, enclosing, innermost, waited_ms
 from syncguard_celery.keys import call_with
 from syncguard_celery.labels import holder_label
 from syncguard_celery.losing import NoInterrupt, interrupt_here
@@ -109,7 +108,7 @@ class Entering:
             self.lock_id = acquired.lock_id
             return self._hold(acquired.key, acquired)
         key = self._make_key(self._bind())
-        if key is None or self._is_held_already(key):
+        if key is None or (innermost() is not None and self._is_held_already(key)):
             return None
         answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
         if answer.ok:
@@ -205,7 +204,7 @@ class Entering:
             self._call,
             lambda: error.key_hash or self.backend.hash(key),
             fence=error.fence,
-            waited_ms=self._waited_ms,
+            waited_ms=waited_ms(self._call, self._started, time.monotonic()),
             policy=policy,
         )
 
@@ -219,17 +218,20 @@ class Entering:
 
     # -- holding ------------------------------------------------------------------------------
 
-    @property
-    def _waited_ms(self) -> float:
-        since_ms = contended_since_ms(self._call)
-        if since_ms is not None:
-            return max(0.0, time.time() * 1000 - since_ms)
-        return (time.monotonic() - self._started) * 1000
-
     def _hold(self, key: str, how: Acquired | Acquisition) -> Holding:
         options = self._options
         loss = Loss(self._call, options, self.backend, key)
-        block = self.block = self._block(key, how, loss)
+        if isinstance(how, Acquired):
+            block = hold(
+                self.backend,
+                how,
+                auto_extend=options.auto_extend,
+                max_hold_ms=options.max_hold_ms,
+                on_lost=loss,
+            )
+        else:
+            block = self._waiting_for(key, how, loss)
+        self.block = block
         held = block.__enter__()
         self.lock_id = held.lock_id
         holding = Holding(
@@ -240,7 +242,7 @@ class Entering:
             loss.interrupt,
             block,
             held,
-            self._waited_ms,
+            self._started,
             innermost(),
         )
         remember(self._call.request, key, held.fence)
@@ -256,21 +258,13 @@ class Entering:
             )
         return holding
 
-    def _block(self, key: str, how: Acquired | Acquisition, loss: Loss) -> Lock:
+    def _waiting_for(self, key: str, acquisition: Acquisition, loss: Loss) -> Lock:
         options = self._options
-        if isinstance(how, Acquired):
-            return hold(
-                self.backend,
-                how,
-                auto_extend=options.auto_extend,
-                max_hold_ms=options.max_hold_ms,
-                on_lost=loss,
-            )
         return syncguard.lock(
             self.backend,
             key,
             options.ttl_ms,
-            acquisition=how,
+            acquisition=acquisition,
             auto_extend=options.auto_extend,
             max_hold_ms=options.max_hold_ms,
             holder=self._label,

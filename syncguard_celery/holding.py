@@ -14,6 +14,7 @@ from typing import Any
 from syncguard import Held, Lock, LockBackend
 from syncguard_celery.calls import Call
 from syncguard_celery.losing import Interrupt
+from syncguard_celery.luggage import contended_since_ms
 from syncguard_celery.options import LockOptions
 
 Publish = Callable[..., Any]
@@ -30,7 +31,7 @@ class Holding:
     interrupt: Interrupt = field(repr=False)
     lock: Lock = field(repr=False)
     held: Held
-    waited_ms: float
+    started: float
     outer: Holding | None = field(repr=False)
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)
@@ -43,8 +44,21 @@ class Holding:
         return self.backend.hash(self.key)
 
     @property
+    def waited_ms(self) -> float:
+        """From the first time the task met contention, be it in an earlier delivery."""
+        return waited_ms(self.call, self.started, self.since)
+
+    @property
     def held_ms(self) -> float:
         return (time.monotonic() - self.since) * 1000
+
+
+def waited_ms(call: Call, started: float, until: float) -> float:
+    """How long a call waited that came at ``started``; both are times of the monotonic clock."""
+    since_ms = contended_since_ms(call.request)
+    if since_ms is None:
+        return (until - started) * 1000
+    return max(0.0, (time.time() - (time.monotonic() - until)) * 1000 - since_ms)
 
 
 _innermost: ContextVar[Holding | None] = ContextVar("innermost", default=None)

@@ -12,13 +12,10 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 from syncguard import normalize_and_validate_key
 from syncguard_celery.options import KeySource, refused
-
-if TYPE_CHECKING:
-    from collections import OrderedDict
 
 _FORMATTER: Final = string.Formatter()
 _FIELD: Final = re.compile(r"(?P<name>[^.\[\]]*)(?P<steps>(\.[^.\[\]]+|\[[^\[\]]+\])*)")
@@ -48,30 +45,30 @@ class Binder:
         self, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> inspect.BoundArguments:
         """The bound arguments. TypeError, as in any call, if they do not fit."""
-        bound = self._bind_quickly(args, kwargs) if self._is_plain else None
-        if bound is None:
-            bound = self.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
+        if self._is_plain:
+            # Any: the stubs want an OrderedDict, as inspect made them before Python 3.9.
+            values: Any = dict(zip(self._names, args, strict=False))
+            if kwargs or len(args) != len(self._names):
+                values = self._complete(values, len(args), kwargs)
+            if values is not None:
+                return inspect.BoundArguments(self.signature, values)
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
         return bound
 
-    def _bind_quickly(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> inspect.BoundArguments | None:
-        names = self._names
-        values: dict[str, object] = dict(zip(names, args, strict=False))
-        if kwargs or len(args) != len(names):
-            given = {**values, **kwargs}
-            if len(given) != len(args) + len(kwargs):
-                return None  # too many, or one of them twice
-            complete = {**self._defaults, **given}
-            if len(complete) != len(names):
-                return None  # one is missing, or unknown
-            try:
-                values = {name: complete[name] for name in names}
-            except KeyError:
-                return None  # one is missing and another unknown
-        # The stubs want an OrderedDict, as inspect made them before Python 3.9.
-        return inspect.BoundArguments(self.signature, cast("OrderedDict[str, Any]", values))
+    def _complete(
+        self, positional: dict[str, object], count: int, kwargs: Mapping[str, object]
+    ) -> dict[str, object] | None:
+        given = {**positional, **kwargs}
+        if len(given) != count + len(kwargs):
+            return None  # too many, or one of them twice
+        complete = {**self._defaults, **given}
+        if len(complete) != len(self._names):
+            return None  # one is missing, or unknown
+        try:
+            return {name: complete[name] for name in self._names}
+        except KeyError:
+            return None  # one is missing and another unknown
 
 
 def key_maker(source: KeySource, signature: inspect.Signature) -> KeyMaker:

@@ -67,6 +67,12 @@ def luggage_of(request: Context | None) -> dict[str, Any]:
     return luggage if isinstance(luggage, dict) else {}
 
 
+def contended_since_ms(request: Context | None) -> int | None:
+    """When this task first met contention, in an earlier delivery; None if it did not."""
+    since = luggage_of(request).get("since")
+    return since if isinstance(since, int) else None
+
+
 def fences_in(luggage: dict[str, Any], name: str) -> Fences:
     fences = luggage.get(name)
     return fences if isinstance(fences, dict) else {}

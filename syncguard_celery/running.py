@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from celery.exceptions import Reject
 
@@ -75,16 +75,15 @@ class LockedFunction:
             )
         return self._validating
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function under its lock."""
         if suspended():
             return self.function(*args, **kwargs)
         call = call_of(self, self.name, self._app)
         before = innermost()
         outer = [holding.interrupt for holding in enclosing()] if before else []
-        entering = Entering(
-            call, self.options, lambda: self._binder.bind(args, kwargs), self._make_key
-        )
+        bind = functools.partial(self._binder.bind, args, kwargs)
+        entering = Entering(call, self.options, bind, self._make_key)
         holding: Holding | None = None
         try:
             if outer:
@@ -143,7 +142,8 @@ def wrap(function: Callable[P, R], locked: LockedFunction) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run_locked(*args: P.args, **kwargs: P.kwargs) -> R:
-        return cast("R", locked.run(args, kwargs))
+        result: R = locked.run(args, kwargs)
+        return result
 
     setattr(run_locked, MARK, locked)
     # Celery reads the parameters without following __wrapped__.
