@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from syncguard.disposal import Disposal
 from syncguard.types import ExtendResult, Fence, ReleaseErrorContext, ReleaseResult, Signal
@@ -49,7 +49,7 @@ class Grant:
     sent_at_ms: float = field(repr=False)
     """When the request was sent, on the holder's clock: the TTL cannot end before this + TTL."""
     disposal: Disposal = field(repr=False, compare=False)
-    ok: Literal[True] = field(default=True, init=False, repr=False)
+    ok: ClassVar[Literal[True]] = True
     pid: int = field(default_factory=os.getpid, init=False, repr=False, compare=False)
 
     def context(self) -> ReleaseErrorContext:

@@ -110,7 +110,7 @@ class Options:
     def disposal_of(self, backend_disposal: Disposal, held: Held) -> Disposal:
         """How to release on the way out: as the backend says, unless this lock says otherwise."""
         timeout_ms = backend_disposal.timeout_ms
-        if held.lost:
+        if held.known_lost or held.past_deadline:
             timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
         elif self.on_release_error is None:
             return backend_disposal

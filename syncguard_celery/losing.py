@@ -85,11 +85,11 @@ class MainThreadInterrupt(Interrupt):
     _waiting: Final[list[MainThreadInterrupt]] = []
     _sent = False
     _previous: Any = None
-    _installed_in: int | None = None
+    _is_installed = False
 
     def __init__(self) -> None:
         super().__init__()
-        if MainThreadInterrupt._installed_in != os.getpid():
+        if not MainThreadInterrupt._is_installed:
             self._install()
 
     def arm(self) -> None:
@@ -108,7 +108,7 @@ class MainThreadInterrupt(Interrupt):
         if signal.getsignal(_SIGNAL) is not _on_signal:
             # Somebody took the signal after us: as for any thread, at the next bytecode. The
             # next task installs us again, before them.
-            MainThreadInterrupt._installed_in = None
+            MainThreadInterrupt._is_installed = False
             self._struck = True
             raise_in_thread(ident)
         signal.pthread_kill(ident, _SIGNAL)
@@ -121,7 +121,12 @@ class MainThreadInterrupt(Interrupt):
             signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
             cls._previous = current
         cls._sent = False  # what was sent before, another handler or process has heard
-        cls._installed_in = os.getpid()
+        cls._is_installed = True
+
+    @classmethod
+    def install_again(cls) -> None:
+        """In a forked child: a pool's process begins by forgetting the signals it inherited."""
+        cls._is_installed = False
 
     @classmethod
     def deliver(cls, signum: int, frame: FrameType | None) -> None:
@@ -138,6 +143,10 @@ class MainThreadInterrupt(Interrupt):
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
     MainThreadInterrupt.deliver(signum, frame)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=MainThreadInterrupt.install_again)
 
 
 class ThreadInterrupt(Interrupt):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -186,7 +188,7 @@ def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
     # As in a process in which no task was locked yet.
-    monkeypatch.setattr(MainThreadInterrupt, "_installed_in", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
     monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
     try:
         interrupt = MainThreadInterrupt()
@@ -202,9 +204,25 @@ def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
         signal.signal(signal.SIGURG, before)
 
 
+def test_a_forked_child_that_forgets_the_signals_it_inherited_listens_again():
+    program = """
+import os, signal
+from syncguard_celery.losing import MainThreadInterrupt, _on_signal
+MainThreadInterrupt()
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    raise SystemExit(os.waitstatus_to_exitcode(status))
+signal.signal(signal.SIGURG, signal.SIG_DFL)  # as the processes of a pool begin
+MainThreadInterrupt()
+os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
     heard = []
-    monkeypatch.setattr(MainThreadInterrupt, "_installed_in", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
     monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
     first = MainThreadInterrupt()
     ours = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))

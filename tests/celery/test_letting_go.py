@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -208,3 +209,31 @@ def watched():
     arriving = [watch.beat for arrival in list(thread.arrivals) if (watch := arrival())]
     beats = [beat for _, _, beat in list(thread._schedule._heap)]
     return [beat for beat in arriving + beats if not beat.over]
+
+
+@pytest.fixture
+def left_to_the_collector():
+    """Objects of ours that only the garbage collector would free, of what was made meanwhile."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+
+    def ours():
+        gc.collect()
+        return [kind for each in gc.garbage if "syncguard" in (kind := type(each)).__module__]
+
+    try:
+        yield ours
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        if was_enabled:
+            gc.enable()
+
+
+def test_what_a_locked_task_made_goes_with_it(settle, deliver, left_to_the_collector):
+    settle.delay(1)
+    assert deliver().state == "SUCCESS"
+    settle(2)
+    assert left_to_the_collector() == []
