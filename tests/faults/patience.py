@@ -21,6 +21,12 @@ def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
         time.sleep(0.002)
 
 
+def wait_until_extended(held: Held) -> None:
+    """Once more than it is by now."""
+    before = held.expires_at_ms
+    wait_until(lambda: held.expires_at_ms > before)
+
+
 async def wait_until_async(condition: Callable[[], object], within_s: float = 20) -> None:
     deadline = time.monotonic() + within_s
     while not condition():

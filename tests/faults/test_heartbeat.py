@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from types import FrameType
-from typing import Any
 
 import pytest
 import redis
-from patience import TTL_MS, results_of_extensions, wait_until
+from patience import TTL_MS, results_of_extensions, wait_until, wait_until_extended
 from relay import Relay
 
 from syncguard import (
     ExtendResult,
-    Held,
     LockError,
     LockEvent,
     LockLost,
@@ -68,8 +62,7 @@ def test_one_transient_fault_does_not_end_the_heartbeat(frail_redis: RedisServer
         with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
             frail_redis.kill()
             frail_redis.restart()
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
+            wait_until_extended(held)
             assert not held.lost
         assert not backend.is_locked("k")
 
@@ -78,11 +71,9 @@ def test_a_script_flush_does_not_end_the_heartbeat(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
     with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
-        first = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > first)
+        wait_until_extended(held)
         syncguard_redis.client().script_flush()
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until_extended(held)
 
 
 def test_the_deadline_counts_from_the_sending_and_not_from_the_answer(
@@ -90,8 +81,7 @@ def test_the_deadline_counts_from_the_sending_and_not_from_the_answer(
 ) -> None:
     with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
         with lock(backend, "k", ttl_ms=1_800, auto_extend=True) as held:
-            first = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > first)
+            wait_until_extended(held)
             lane = heartbeat._heartbeat.thread.lanes[id(backend)]
             before = held.expires_at_ms
             with frail_redis.paused():
@@ -150,12 +140,10 @@ def test_the_thread_ends_when_nothing_has_needed_it_for_a_while(
     monkeypatch.setattr(heartbeat_thread, "IDLE_MS", 50)
     monkeypatch.setattr(lanes, "IDLE_MS", 50)
     with lock(backend, "k", ttl_ms=150, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until_extended(held)
     wait_until(lambda: not heartbeat_threads())
     with lock(backend, "k", ttl_ms=150, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until_extended(held)
 
 
 def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread_busy(
@@ -163,15 +151,13 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
 ) -> None:
     with RedisBackend(redis.Redis(port=frail_redis.port)) as backend:
         with lock(backend, "k", ttl_ms=2_000, auto_extend=True) as held:
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
+            wait_until_extended(held)
             lane = heartbeat._heartbeat.thread.lanes[id(backend)]
             assert lane.channel is not None
             frail_redis.client().client_kill_filter(_type="normal", skipme=True)
             # Noticed and hung up, instead of being woken by the closed socket for ever.
             wait_until(lambda: lane.channel is None)
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
+            wait_until_extended(held)
 
 
 def test_half_a_reply_from_one_server_does_not_stop_the_others(
@@ -264,8 +250,7 @@ def test_a_ttl_of_a_year_can_be_watched(backend: RedisBackend) -> None:
     """A selector refuses to sleep for more than 24 days at once."""
     with lock(backend, "long", ttl_ms=365 * 24 * 3600 * 1000, auto_extend=True):
         with lock(backend, "short", ttl_ms=300, auto_extend=True) as held:
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
+            wait_until_extended(held)
 
 
 def test_a_thread_that_could_not_start_is_started_by_the_next_lock(
@@ -284,8 +269,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_lock(
             lock(backend, "k", auto_extend=True).__enter__()
     assert not backend.is_locked("k")
     with lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until_extended(held)
 
 
 def test_a_slow_telemetry_callback_does_not_stop_the_heartbeats(
@@ -302,11 +286,9 @@ def test_a_slow_telemetry_callback_does_not_stop_the_heartbeats(
     with RedisBackend(redis.Redis(port=syncguard_redis.port)) as other:
         reporting = with_telemetry(other, slow)
         with lock(reporting, "reported", ttl_ms=900, auto_extend=True) as first:
-            before = first.expires_at_ms
-            wait_until(lambda: first.expires_at_ms > before)
+            wait_until_extended(first)
             with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
-                before = held.expires_at_ms
-                wait_until(lambda: held.expires_at_ms > before)
+                wait_until_extended(held)
             go_on.set()
         wait_until(lambda: bool(extended))
     assert extended[0].result == "ok"
@@ -364,8 +346,7 @@ def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(
     client = redis.Redis(port=syncguard_redis.port, username="worker", password="any")
     with RedisBackend(client) as backend:
         with lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
+            wait_until_extended(held)
     client.close()
     admin.acl_deluser("worker")
 
@@ -382,53 +363,8 @@ def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
 
     monkeypatch.setattr(HeartbeatThread, "_pump", fail_once)
     with lock(backend, "k", ttl_ms=900, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until_extended(held)
     assert "goes on" in caplog.text
-
-
-def test_a_lock_whose_holder_could_not_say_goodbye_is_not_extended_for_ever(
-    backend: RedisBackend,
-) -> None:
-    """An interrupt at the very entry of leaving: no line of ours runs any more."""
-    told: list[Held] = []
-    ours = lock(backend, "k", ttl_ms=300, auto_extend=True, on_lost=told.append)
-    held = ours.__enter__()
-    before = held.expires_at_ms
-    wait_until(lambda: held.expires_at_ms > before)
-    del ours
-    gc.collect()
-    wait_until(lambda: not backend.is_locked("k"))
-    assert not told
-
-
-def test_a_holder_may_be_interrupted_by_another_holder_at_any_line(backend: RedisBackend) -> None:
-    """A signal handler, or a generator that the collector closes, needs a heartbeat too."""
-    interrupted: list[str] = []
-
-    def trace(frame: FrameType, event: str, _argument: object) -> Any:
-        if event == "line" and frame.f_code.co_filename == heartbeat.__file__:
-            sys.settrace(None)
-            interrupted.append(f"{frame.f_lineno}")
-            with lock(backend, "inner", ttl_ms=60_000, auto_extend=True):
-                pass
-            sys.settrace(trace)
-        return trace
-
-    def interrupting() -> None:
-        sys.settrace(trace)
-        try:
-            with lock(backend, "outer", ttl_ms=60_000, auto_extend=True):
-                pass
-        finally:
-            sys.settrace(None)
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(interrupting).result(timeout=30)
-    assert len(interrupted) > 8
-    with lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-        before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
 
 
 def test_a_backend_for_which_there_is_no_thread_does_not_stop_the_others(
@@ -445,83 +381,11 @@ def test_a_backend_for_which_there_is_no_thread_does_not_stop_the_others(
         RedisBackend(redis.Redis(port=syncguard_redis.port)) as other,
         lock(backend, "healthy", ttl_ms=600, auto_extend=True) as healthy,
     ):
-        before = healthy.expires_at_ms
-        wait_until(lambda: healthy.expires_at_ms > before)
+        wait_until_extended(healthy)
         monkeypatch.setattr(threading.Thread, "start", refuse_to_connect)
         with pytest.raises(LockLost), lock(other, "k", ttl_ms=900, auto_extend=True) as held:
             wait_until(lambda: held.lost)
         monkeypatch.undo()
         assert not healthy.lost
         with lock(other, "k", ttl_ms=600, auto_extend=True) as held:
-            before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before)
-
-
-def test_a_lock_that_is_taken_while_the_process_ends_is_extended_too(
-    syncguard_redis: RedisServer,
-) -> None:
-    program = """
-import atexit, sys, time
-
-def is_extended():
-    with backend.lock("k", ttl_ms=600, auto_extend=True) as held:
-        before, deadline = held.expires_at_ms, time.monotonic() + 20
-        while held.expires_at_ms == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        return held.expires_at_ms > before
-
-atexit.register(lambda: print("extended:", is_extended()))
-
-from syncguard.redis import RedisBackend
-backend = RedisBackend.from_url(sys.argv[1])
-assert is_extended()  # since Python 3.12 no thread can be started any more when a process ends
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program, syncguard_redis.url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.stdout == "extended: True\n", ended.stderr
-
-
-@pytest.mark.parametrize("auto_extend", [False, True])
-def test_an_extension_that_is_under_way_does_not_undo_what_a_lock_is_kept_for(
-    syncguard_redis: RedisServer, auto_extend: bool
-) -> None:
-    with (
-        Late(syncguard_redis.port) as relay,
-        RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend,
-    ):
-        backend.open_extend_channel = RedisBackend(  # type: ignore[method-assign]
-            redis.Redis(port=relay.port)
-        ).open_extend_channel
-        with lock(backend, "k", ttl_ms=900, auto_extend=auto_extend) as held:
-            if auto_extend:
-                wait_until(relay.holds_back.is_set)
-                threading.Timer(0.1, relay.go_on.set).start()
-            held.keep(60_000)
-        relay.go_on.set()
-        wait_until(lambda: relay.passed == relay.came)
-        info = backend.lookup(key="k")
-        assert info is not None
-        assert info.expires_at_ms > held.expires_at_ms + 30_000
-
-
-class Late(Relay):
-    """Holds extensions back until they may go on."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(port)
-        self.holds_back = threading.Event()
-        self.go_on = threading.Event()
-        self.came = self.passed = 0
-
-    def request(self, data: bytes) -> bytes:
-        if b"EVAL" in data:
-            self.came += 1
-            self.holds_back.set()
-            self.go_on.wait(20)
-            self.passed += 1
-        return data
+            wait_until_extended(held)
