@@ -16,7 +16,7 @@ from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import AsyncCallingChannel
 from syncguard.held import Held
-from syncguard.lanes import IDLE_MS, Complaint, connect_timeout_ms, patience_ms
+from syncguard.lanes import IDLE_MS, Complaint, connect_timeout_ms, patience_ms, still_held
 from syncguard.losing import announce_async
 from syncguard.schedule import Beat, Schedule
 
@@ -147,17 +147,8 @@ class AsyncHeartbeat:
             await lane.hang_up()
         else:
             for beat, answer in zip(beats, answers, strict=True):
-                if beat.over:
-                    beat.sending = False
-                    continue
-                if isinstance(answer, LockError):
-                    lane.complaint.make(answer)
-                    self._schedule.failed(beat, holder_clock_ms())
-                elif answer.ok:
-                    lane.complaint.withdraw()
-                    assert answer.expires_at_ms is not None
-                    self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
-                else:
+                known = still_held(answer, beat, sent_at_ms, self._schedule, lane.complaint)
+                if not known and not beat.over:
                     self.unwatch(beat)
                     announce_async(beat.held)
         finally:

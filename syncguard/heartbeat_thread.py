@@ -22,7 +22,7 @@ from syncguard.backend import ExtendChannel, LockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import CallingChannel, as_lock_error
-from syncguard.lanes import IDLE_MS, Lane, Post, connect_timeout_ms
+from syncguard.lanes import IDLE_MS, Lane, Post, connect_timeout_ms, still_held
 from syncguard.losing import announce
 from syncguard.schedule import Beat, Schedule
 
@@ -201,17 +201,10 @@ class HeartbeatThread:
             return
         for answer in answers:
             beat, sent_at_ms = lane.in_flight.popleft()
-            if isinstance(answer, LockError):
-                lane.complaint.make(answer)
-                self._schedule.failed(beat, holder_clock_ms())
-            elif answer.ok:
-                lane.complaint.withdraw()
-                assert answer.expires_at_ms is not None
-                self._schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
-            elif self._is_wanted(beat):
+            known = still_held(answer, beat, sent_at_ms, self._schedule, lane.complaint)
+            if not known and self._is_wanted(beat):
                 beat.over = True
                 announce(beat.held)
-            beat.sending = False
 
     def _check(self, lane: Lane) -> None:
         stalls_at_ms = lane.stalls_at_ms()

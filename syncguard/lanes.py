@@ -12,8 +12,10 @@ from typing import Any, Final
 
 from syncguard.backend import ExtendChannel, LockBackend
 from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockError
 from syncguard.extending import as_lock_error
-from syncguard.schedule import Beat
+from syncguard.schedule import Beat, Schedule
+from syncguard.types import ExtendResult
 
 _logger = logging.getLogger("syncguard")
 
@@ -54,6 +56,27 @@ class Complaint:
 
     def withdraw(self) -> None:
         self._stands = False
+
+
+def still_held(
+    answer: ExtendResult | LockError,
+    beat: Beat[Any],
+    sent_at_ms: float,
+    schedule: Schedule[Any],
+    complaint: Complaint,
+) -> bool:
+    """Note what came of an extension. False: the server knows this lock no more."""
+    beat.sending = False
+    if isinstance(answer, LockError):
+        complaint.make(answer)
+        schedule.failed(beat, holder_clock_ms())
+    elif answer.ok:
+        complaint.withdraw()
+        assert answer.expires_at_ms is not None
+        schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
+    else:
+        return False
+    return True
 
 
 class Lane:
