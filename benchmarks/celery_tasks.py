@@ -168,6 +168,8 @@ def main() -> int:
     arguments.add_argument("--tasks", type=int, default=25)
     arguments.add_argument("--concurrency", type=int, default=2)
     chosen = arguments.parse_args()
+    if chosen.rounds < 2:
+        arguments.error("one round says nothing about the noise: --rounds must be at least 2")
     with RedisServer() as server:
         app.conf.update(
             broker_url=server.url,

@@ -58,6 +58,8 @@ class Options:
     """Held already: nothing about acquiring it matters any more."""
 
     def __post_init__(self) -> None:
+        normalize_and_validate_key(self.key)
+        validate_ttl_ms(self.ttl_ms)
         if not self.is_granted:
             self._check_acquiring()
         if not isinstance(self.auto_extend, bool):
@@ -70,8 +72,6 @@ class Options:
         check_callback("on_release_error", self.on_release_error)
 
     def _check_acquiring(self) -> None:
-        normalize_and_validate_key(self.key)
-        validate_ttl_ms(self.ttl_ms)
         validate_holder(self.holder)
         if not isinstance(self.acquisition, Acquisition):
             raise invalid_argument("acquisition must be an Acquisition")
@@ -143,15 +143,15 @@ def lock_lost(key: str, held: Held) -> LockLost:
 def check_backend(backend: object, *, wants_async: bool) -> None:
     """Refuse what is no backend, or one of the other kind: before anything is sent."""
     kind = type(backend)
-    if getattr(kind, "_is_async", None) is wants_async:
-        return  # one of ours
     acquire = getattr(backend, "acquire", None)
+    # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
+    is_async = getattr(kind, "_is_async", None)
+    if is_async is wants_async and callable(acquire):
+        return
     if kind is type or not callable(acquire):
         example = "AsyncRedisBackend" if wants_async else "RedisBackend"
         name = f"the class {backend.__name__}" if isinstance(backend, type) else kind.__name__
         raise invalid_argument(f"not a backend: {name}; a backend is, say, {example}(client)")
-    # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
-    is_async = getattr(kind, "_is_async", None)
     if is_async is None:
         is_async = wants_async or inspect.iscoroutinefunction(acquire)
     if is_async != wants_async:

@@ -161,18 +161,21 @@ class Entering:
                 return self._outwait(key, predecessor)
             else:
                 break
-        error = contended(self.backend, key, info)
-        policy = self._policy()
-        self._tell_contended(key, error, policy)
         left = left_ms(call, options.contention_timeout_ms)
-        if policy == "skip":
-            return Skipped(options.skip_result)
-        if policy == "fail":
-            raise error
-        if policy == "retry" and call.in_worker:
-            if left is not None and left <= 0:
+        error = contended(self.backend, key, info)
+        try:
+            policy = self._policy()
+            self._tell_contended(key, error, policy)
+            if policy == "skip":
+                return Skipped(options.skip_result)
+            if policy == "fail":
                 raise error
-            raise republish(call, error, left)
+            if policy == "retry" and call.in_worker:
+                if left is not None and left <= 0:
+                    raise error
+                raise republish(call, error, left)
+        finally:
+            del error  # a cycle: the traceback holds this frame
         acquisition = Acquisition() if left is None else patient(max(1, round(left)))
         holding = self._wait(key, acquisition)
         if holding is None:

@@ -32,6 +32,7 @@ class Holding:
     lock: Lock = field(repr=False)
     held: Held
     started: float
+    """When the call came, on the monotonic clock."""
     outer: Holding | None = field(repr=False)
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)

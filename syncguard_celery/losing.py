@@ -124,7 +124,7 @@ class MainThreadInterrupt(Interrupt):
         cls._is_installed = True
 
     @classmethod
-    def install_again(cls) -> None:
+    def forget_installation(cls) -> None:
         """In a forked child: a pool's process begins by forgetting the signals it inherited."""
         cls._is_installed = False
 
@@ -146,7 +146,7 @@ def _on_signal(signum: int, frame: FrameType | None) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=MainThreadInterrupt.install_again)
+    os.register_at_fork(after_in_child=MainThreadInterrupt.forget_installation)
 
 
 class ThreadInterrupt(Interrupt):

@@ -133,7 +133,7 @@ class Names:
         return self.space_of(lock_id).index_key(lock_id)
 
     def space_of(self, lock_id: str) -> Space:
-        return self._spaces[lock_id[0] if self._clustered else ""]
+        return self._spaces[self.bucket_of(lock_id)]
 
     def bucket_of(self, lock_id: str) -> str:
         return lock_id[0] if self._clustered else ""

@@ -62,6 +62,7 @@ class Wire:
         # One for the pool, not one for each backend on it.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
         self._nearness = shared(pool, "nearness", Nearness)
+        # How to look at the last kept one's socket: finding that out costs as much as the look.
         self._looked_at: tuple[socket.socket | None, Look] = (None, lambda _ms: ())
 
     def run(self, call: Call[T]) -> T:

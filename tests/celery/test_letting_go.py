@@ -216,6 +216,7 @@ def left_to_the_collector():
     """Objects of ours that only the garbage collector would free, of what was made meanwhile."""
     was_enabled = gc.isenabled()
     gc.collect()
+    gc.freeze()  # what others made earlier and let go of only now is none of ours
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 
@@ -228,6 +229,7 @@ def left_to_the_collector():
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
 
@@ -236,4 +238,17 @@ def test_what_a_locked_task_made_goes_with_it(settle, deliver, left_to_the_colle
     settle.delay(1)
     assert deliver().state == "SUCCESS"
     settle(2)
+    assert left_to_the_collector() == []
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "wait"])
+def test_what_contention_made_goes_with_the_task(
+    app, deliver, syncguard_backend, left_to_the_collector, policy
+):
+    @locked_task(app=app, name="meet", key="k", on_contention=policy, contention_timeout_ms=1)
+    def meet(): ...
+
+    meet.delay()
+    with syncguard_backend.acquire("k"):
+        assert deliver().state != "STARTED"
     assert left_to_the_collector() == []
