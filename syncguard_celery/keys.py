@@ -14,6 +14,8 @@ import string
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from kombu.utils import json as kombu_json
+
 from syncguard import normalize_and_validate_key
 from syncguard_celery.options import KeySource, refused
 
@@ -179,11 +181,22 @@ def _check_field(field: str, names: set[str] | None) -> None:
         raise refused("a key template does not reach into private attributes")
 
 
+def _as_received(value: object) -> object:
+    """What a worker gets of it: JSON makes lists of tuples, and text of a dictionary's keys."""
+    try:
+        received: object = kombu_json.loads(kombu_json.dumps(value))
+    except (TypeError, ValueError):  # it does not travel as JSON
+        return value
+    return received
+
+
 def _value(field: str, values: Mapping[str, object]) -> str:
     try:
         value, _ = _FORMATTER.get_field(field, (), values)
         if isinstance(value, enum.Enum) and isinstance(value, str | int | float):
             value = value.value  # which is what a worker gets of it, after JSON
+        elif isinstance(value, tuple | list | dict):
+            value = _as_received(value)
         kind = type(value)
         text = str(value)
     except Exception as error:

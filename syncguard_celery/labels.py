@@ -20,8 +20,10 @@ _HOST_BYTES: Final = 60
 def holder_label(name: str, task_id: str | None) -> str:
     """Who holds the lock: a task with an id, or a direct call, which has none."""
     short, host = _name_and_host(name)
-    if task_id is not None:
-        label = f"{short}[{_clean(task_id)}]@{host}"
+    # An id that would not come back from the label is better left out: a duplicate would be
+    # answered with the result of a task that does not exist.
+    if task_id is not None and task_id == _clean(task_id):
+        label = f"{short}[{task_id}]@{host}"
         if len(label.encode()) <= MAX_BYTES:
             return label
     return f"{short}@{host}"

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from celery.app.task import Task
 from celery.states import REVOKED
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
@@ -33,7 +34,6 @@ from syncguard_celery.signals import task_lock_contended, tell
 from syncguard_celery.suspension import suspended
 
 if TYPE_CHECKING:
-    from celery.app.task import Task
     from celery.result import AsyncResult
 
 Publish = Callable[..., "AsyncResult[Any]"]
@@ -71,9 +71,8 @@ def apply_async(
     if locked.options.at == "run":
         if again:
             _note_retry(self, options)
-        elif not locked.key_is_computed and locked.pydantic is None:
-            # A key that cannot be made is an error here, not in some worker. One that is
-            # computed may be costly, or need arguments as only the worker has them.
+        elif _are_final(self, locked):
+            # A key that cannot be made is an error here, not in some worker.
             locked.key_for_task(self, args or (), kwargs or {})
         return publish(task_id=task_id)
     if self.app.conf.task_always_eager:
@@ -85,6 +84,18 @@ def apply_async(
     if key is None:
         return publish(task_id=task_id)
     return _publish_once(self, locked, publish, key, task_id, _delay_ms(self, options))
+
+
+def _are_final(task: Task[..., Any], locked: LockedFunction) -> bool:
+    """Whether a template can be tried on the arguments already: they are what the worker gets.
+
+    A base class may add some on the way, and a task that is not ``typing`` takes any. A key that
+    is computed may be costly, or need arguments as only the worker has them.
+    """
+    if locked.key_is_computed or locked.pydantic is not None or not task.typing:
+        return False
+    publish: Any = _next_apply_async(task)
+    return publish.__func__ is Task.apply_async
 
 
 def _next_apply_async(task: Task[..., Any]) -> Publish:

@@ -1,25 +1,28 @@
 """Publish-time locks whose task never came to redeem or to hand on: who else releases them.
 
 A task that is revoked or expires before it ran never reaches the function we wrap; only
-``task_revoked`` tells, in the worker's main process. One whose base class or ``before_start`` ended
+``task_revoked`` tells, in the worker's main process. One that the worker does not know is dropped
+there, and ``task_unknown`` tells. One whose base class or ``before_start`` ended
 it ends without us, and ``task_postrun`` tells. The id in a message is spent if the task did run,
 so releasing by it harms nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from typing import Any, Final
 
-from celery.signals import task_postrun, task_received, task_revoked
+from celery.signals import task_postrun, task_received, task_revoked, task_unknown
 
-from syncguard import LockBackend
+from syncguard import LockBackend, LockError
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import locked_function
 from syncguard_celery.exiting import handed_on
 from syncguard_celery.luggage import HEADER, seal_lock, take_lock
+from syncguard_celery.options import LockOptions
 
 _AT_ONCE_S: Final = 0.2
 _IDLE_S: Final = 5.0
@@ -31,6 +34,16 @@ def listen() -> None:
     task_received.connect(_seal, weak=False, dispatch_uid=f"{__name__}.seal")
     task_revoked.connect(_release_revoked, weak=False, dispatch_uid=f"{__name__}.revoked")
     task_postrun.connect(_release_unclaimed, weak=False, dispatch_uid=f"{__name__}.unclaimed")
+
+
+@task_unknown.connect(weak=False, dispatch_uid=f"{__name__}.unknown")
+def _release_unknown(sender: Any = None, message: Any = None, **_: object) -> None:
+    """Which backend its task would have used, nobody here can say: the app's, most likely."""
+    luggage = (message.headers or {}).get(HEADER)
+    lock_id = luggage.get("lock") if isinstance(luggage, dict) else None
+    if isinstance(lock_id, str):
+        with contextlib.suppress(LockError):  # there is none
+            _elsewhere.release(backend_of(LockOptions(), sender.app), lock_id)
 
 
 def _seal(request: Any = None, **_: object) -> None:

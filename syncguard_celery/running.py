@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from celery.app.task import Task
 from celery.exceptions import Reject
 
 from syncguard import LockLost
@@ -43,6 +44,8 @@ class LockedFunction:
         app: Celery | None = None,
         pydantic: dict[str, Any] | None = None,
     ) -> None:
+        if isinstance(function, Task):
+            raise refused("a task already: put @locked below @app.task, or use @locked_task alone")
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
             raise refused("a generator or async function runs after its call: it cannot be locked")
         self.function = function

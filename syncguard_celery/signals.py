@@ -50,14 +50,14 @@ def tell(
     if logger.isEnabledFor(level):
         logger.log(
             level,
-            "Task %s[%s] %s (key %s, fence %s, waited %s ms, held %s ms)",
+            "Task %s[%s] %s (key %s, fence %s%s%s)",
             call.name,
             call.task_id,
             text,
             hashed,
             fence,
-            _whole(waited_ms),
-            _whole(held_ms),
+            _if_known(", waited %d ms", waited_ms),
+            _if_known(", held %d ms", held_ms),
         )
     if signal.receivers:
         signal.send(
@@ -72,5 +72,5 @@ def tell(
         )
 
 
-def _whole(ms: float | None) -> int | None:
-    return None if ms is None else round(ms)
+def _if_known(text: str, ms: float | None) -> str:
+    return "" if ms is None else text % round(ms)

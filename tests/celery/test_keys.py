@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import celery
 import pydantic
 import pytest
-from celery import Celery
+from celery import Celery, Task
 
 from syncguard import LockError
 from syncguard_celery import locked, locked_task
@@ -199,6 +199,23 @@ class TestAtTheCall:
         with pytest.raises(TypeError):
             task.delay()
 
+    def test_arguments_that_a_base_class_adds_on_the_way_are_left_to_it(self, app):
+        class OfTenant(Task):
+            def apply_async(self, args=None, kwargs=None, **options):
+                return super().apply_async(args, {**(kwargs or {}), "tenant": "acme"}, **options)
+
+        @locked_task(app=app, base=OfTenant, key="{tenant}:{invoice_id}")
+        def task(invoice_id, tenant):
+            return tenant
+
+        task.delay(1)
+
+    def test_a_task_that_is_not_typing_takes_any(self, app):
+        @locked_task(app=app, typing=False, key="{invoice_id}")
+        def task(invoice_id): ...
+
+        task.delay(1, only_the_base_class_knows=True)
+
     def test_a_computed_key_is_left_to_the_worker(self, app):
         @locked_task(app=app, key=lambda invoice: invoice.id)
         def task(invoice): ...
@@ -229,6 +246,22 @@ def test_a_member_of_an_enumeration_is_what_a_worker_gets_of_it(given, sent):
     def paint(kind): ...
 
     assert key("{kind}", paint, given) == key("{kind}", paint, sent)
+
+
+@pytest.mark.parametrize(
+    ("given", "received"),
+    [((1, 2), [1, 2]), ([(1, "a")], [[1, "a"]]), ({1: (2,)}, {"1": [2]}), ({"a": 1}, {"a": 1})],
+)
+def test_a_collection_is_what_a_worker_gets_of_it(given, received):
+    def sort(boxes): ...
+
+    assert key("{boxes}", sort, given) == key("{boxes}", sort, received) == str(received)
+
+
+def test_a_collection_that_does_not_travel_as_json_is_its_text():
+    def sort(boxes): ...
+
+    assert key("{boxes}", sort, [1j]) == "[1j]"
 
 
 def test_a_parameter_comes_before_an_extra_argument_of_its_name():

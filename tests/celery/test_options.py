@@ -83,6 +83,15 @@ def test_a_locked_task_needs_a_key():
         def task(): ...
 
 
+@pytest.mark.parametrize("lock", [locked(key="k"), locked_task(key="k")], ids=["locked", "task"])
+def test_what_is_a_task_already_cannot_be_locked(app, lock):
+    @app.task(shared=False)
+    def task(): ...
+
+    with pytest.raises(LockError, match=r"put @locked below @app\.task"):
+        lock(task)
+
+
 def test_what_runs_after_its_call_cannot_be_locked():
     def generator():
         yield
@@ -237,8 +246,12 @@ class TestLabels:
         label = holder_label("settle", "x" * 300)
         assert label.startswith("settle@")
 
+    @pytest.mark.parametrize("task_id", ["a]@b[c", "c\td"])
+    def test_an_id_that_could_not_be_read_again_is_left_out(self, task_id):
+        assert holder_label("settle", task_id).startswith("settle@")
+
     def test_what_cannot_be_printed_is_replaced(self):
-        assert "\n" not in holder_label("a\nb", "c\td")
+        assert holder_label("a\nb", "0b7c").startswith("a?b[0b7c]@")
 
 
 class TestLockContended:

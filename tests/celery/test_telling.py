@@ -79,7 +79,9 @@ def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
         task_lock_released.disconnect(receiver)
     # Of what was lost nobody can let go.
     assert told == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
-    assert any("lost its lock" in record.message for record in caplog.records)
+    (line,) = [record.message for record in caplog.records if "lost its lock" in record.message]
+    assert " held " in line
+    assert "waited" not in line, "it is not known, and not said"
 
 
 def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog, eventually):

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 from celery import Task
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, NotRegistered
 from stand_ins import Behind, Forgetful
 
 from syncguard import LockError
@@ -39,6 +39,18 @@ def test_it_is_released_when_the_task_ends_before_its_function_began(
     assert deliver().state == ends
     assert not syncguard_backend.is_locked("k")
     assert task.delay().id != first.id
+
+
+def test_it_is_released_when_the_worker_does_not_know_the_task(
+    prefork, workshop, scene, locks, eventually
+):
+    @locked_task(app=workshop.app, name=f"new-{scene.name}", key="{name}", at="publish")
+    def not_deployed_yet(name): ...
+
+    result = not_deployed_yet.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(NotRegistered):
+        result.get(timeout=30)
+    eventually(lambda: not locks.is_locked(scene.name))
 
 
 def test_it_goes_with_a_retry_that_was_decided_before_the_function_began(
