@@ -94,8 +94,7 @@ def _are_final(task: Task[..., Any], locked: LockedFunction) -> bool:
     """
     if locked.key_is_computed or locked.pydantic is not None or not task.typing:
         return False
-    publish: Any = _next_apply_async(task)
-    return publish.__func__ is Task.apply_async
+    return getattr(_next_apply_async(task), "__func__", None) is Task.apply_async
 
 
 def _next_apply_async(task: Task[..., Any]) -> Publish:
