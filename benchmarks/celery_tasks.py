@@ -9,8 +9,7 @@ two together.
 
 With five processes on a few cores there is much noise, and it comes and goes within seconds. So
 the contenders take turns in many short rounds, each is compared with the plain task of the same
-round, and what counts is the median of these ratios. Behind it stands how sure it is: in 95 of 100
-runs it would come out within that much.
+round, and what counts is the median of these ratios. Behind it stands half of its 95 % interval.
 
     pip install --group benchmarks
     python benchmarks/celery_tasks.py [--rounds 200] [--tasks 25] [--concurrency 2]

@@ -66,7 +66,6 @@ def still_held(
     complaint: Complaint,
 ) -> bool:
     """Note what came of an extension. False: the server knows this lock no more."""
-    beat.sending = False
     if isinstance(answer, LockError):
         complaint.make(answer)
         schedule.failed(beat, holder_clock_ms())
@@ -75,6 +74,7 @@ def still_held(
         assert answer.expires_at_ms is not None
         schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
     else:
+        beat.sending = False
         return False
     return True
 

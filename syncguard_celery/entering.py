@@ -53,8 +53,8 @@ class Skipped:
 class Loss:
     """What happens when the lock is lost: told by the heartbeat, on a thread of its own.
 
-    It knows nothing of the ``Entering`` that made it: the two would be a cycle, and collecting it
-    would cost each task more than its lock.
+    It knows nothing of the ``Entering`` that made it: the two would be a cycle, which only the
+    garbage collector frees.
     """
 
     def __init__(self, call: Call, options: LockOptions, backend: LockBackend, key: str) -> None:
@@ -108,7 +108,7 @@ class Entering:
             self.lock_id = acquired.lock_id
             return self._hold(acquired.key, acquired)
         key = self._make_key(self._bind())
-        if key is None or (innermost() is not None and self._is_held_already(key)):
+        if key is None or self._is_held_already(key):
             return None
         answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
         if answer.ok:

@@ -13,6 +13,7 @@ Never a raw key. The lock id is in no other place, and is taken out when the tas
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from syncguard import normalize_and_validate_key
@@ -60,10 +61,12 @@ def luggage_of(request: Context | None) -> dict[str, Any]:
     """
     if request is None:
         return {}
-    if HEADER in request.__dict__:
-        luggage = request.__dict__[HEADER]
-    else:
-        luggage = (request.headers or {}).get(HEADER)
+    return luggage_in(request.__dict__ if HEADER in request.__dict__ else request.headers)
+
+
+def luggage_in(headers: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is in a message's headers; empty if nothing is."""
+    luggage = (headers or {}).get(HEADER)
     return luggage if isinstance(luggage, dict) else {}
 
 

@@ -2,9 +2,9 @@
 
 A task that is revoked or expires before it ran never reaches the function we wrap; only
 ``task_revoked`` tells, in the worker's main process. One that the worker does not know is dropped
-there, and ``task_unknown`` tells. One whose base class or ``before_start`` ended
-it ends without us, and ``task_postrun`` tells. The id in a message is spent if the task did run,
-so releasing by it harms nobody.
+there, and ``task_unknown`` tells. One whose base class or ``before_start`` ended it ends without
+us, and ``task_postrun`` tells. The id in a message is spent if the task did run, so releasing by
+it harms nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from syncguard import LockBackend, LockError
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import locked_function
 from syncguard_celery.exiting import handed_on
-from syncguard_celery.luggage import HEADER, seal_lock, take_lock
+from syncguard_celery.luggage import luggage_in, seal_lock, take_lock
 from syncguard_celery.options import LockOptions
 
 _AT_ONCE_S: Final = 0.2
@@ -39,17 +39,14 @@ def listen() -> None:
 @task_unknown.connect(weak=False, dispatch_uid=f"{__name__}.unknown")
 def _release_unknown(sender: Any = None, message: Any = None, **_: object) -> None:
     """Which backend its task would have used, nobody here can say: the app's, most likely."""
-    luggage = (message.headers or {}).get(HEADER)
-    lock_id = luggage.get("lock") if isinstance(luggage, dict) else None
-    if isinstance(lock_id, str):
+    lock_id = luggage_in(message.headers).get("lock")
+    if lock_id is not None:
         with contextlib.suppress(LockError):  # there is none
             _elsewhere.release(backend_of(LockOptions(), sender.app), lock_id)
 
 
 def _seal(request: Any = None, **_: object) -> None:
-    luggage = request.request_dict.get(HEADER)
-    if isinstance(luggage, dict):
-        seal_lock(luggage)
+    seal_lock(luggage_in(request.request_dict))
 
 
 def _release_revoked(sender: Any = None, request: Any = None, **_: object) -> None:

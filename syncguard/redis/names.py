@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from syncguard.errors import invalid_argument
-from syncguard.keys import make_fence_key, make_storage_key, normalize_and_validate_key
+from syncguard.keys import make_storage_key, normalize_and_validate_key
 
 KEY_BUDGET_BYTES: Final = 1000
 RESERVE_BYTES: Final = 26
@@ -78,9 +78,8 @@ class Space(NamedTuple):
         return make_storage_key(self.prefix, name, KEY_BUDGET_BYTES, RESERVE_BYTES)
 
     def fence_key(self, storage_key: str) -> str:
-        if storage_key.isascii() and len(storage_key) + len("fence:") <= self.room:
-            return f"{self.head}fence:{storage_key}"
-        return make_fence_key(self.prefix, storage_key, KEY_BUDGET_BYTES, RESERVE_BYTES)
+        """As ``make_fence_key`` has it."""
+        return self.storage_key(f"fence:{storage_key}")
 
     def index_key(self, lock_id: str) -> str:
         return self.storage_key(f"id:{lock_id}")
