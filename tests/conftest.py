@@ -1,4 +1,4 @@
-"""What every test has at hand: the fixtures that SyncGuard publishes for its users."""
+"""For every test: the fixtures that SyncGuard publishes for its users, and the search for leaks."""
 
 from __future__ import annotations
 
@@ -16,3 +16,4 @@ def pytest_configure(config: pytest.Config) -> None:
     # not installed there is none.
     if not config.pluginmanager.has_plugin("syncguard"):
         config.pluginmanager.import_plugin("syncguard.testing.plugin")
+    config.pluginmanager.import_plugin("left_open")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import weakref
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import redis
@@ -79,6 +80,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         self._runner: AsyncRunner = (
             AsyncCommandRunner(client) if self._pool is None else AsyncWire(self._pool)
         )
+        self._channels: weakref.WeakSet[AsyncRedisExtendChannel] = weakref.WeakSet()
 
     @classmethod
     def from_url(
@@ -210,10 +212,14 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""
         if self._pool is None:
             return None
-        return await AsyncRedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+        channel = await AsyncRedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+        self._channels.add(channel)
+        return channel
 
     async def aclose(self) -> None:
-        """Give back the connection that is kept between calls; close a client of our own."""
+        """Close the connections of our own, and a client of our own; give the client's back."""
+        for channel in list(self._channels):
+            await channel.hang_up()
         await self._runner.close()
         if self._owns_client:
             await self._client.aclose()

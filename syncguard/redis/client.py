@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from typing import TYPE_CHECKING, TypeVar
 
 import redis
@@ -73,6 +74,7 @@ class RedisBackend(Configured, Lockable):
         )
         self._pool = wire_pool(client)
         self._runner: Runner = CommandRunner(client) if self._pool is None else Wire(self._pool)
+        self._channels: list[weakref.ref[RedisExtendChannel]] = []
 
     @classmethod
     def from_url(
@@ -201,10 +203,18 @@ class RedisBackend(Configured, Lockable):
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""
         if self._pool is None:
             return None
-        return RedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+        channel = RedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+        # Without a lock, which a fork could copy while it is held.
+        open_ones = [known for known in self._channels if known() is not None]
+        self._channels = [*open_ones, weakref.ref(channel)]
+        return channel
 
     def close(self) -> None:
-        """Give back the connection that is kept between calls; close a client of our own."""
+        """Close the connections of our own, and a client of our own; give the client's back."""
+        for known in self._channels:
+            channel = known()
+            if channel is not None:
+                channel.hang_up()
         self._runner.close()
         if self._owns_client:
             self._client.close()

@@ -6,6 +6,9 @@ heartbeat knows better how long it pays to try.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -118,6 +121,16 @@ class RedisExtendChannel:
     def close(self) -> None:
         self._connection.disconnect()
 
+    def hang_up(self) -> None:
+        """End the connection, from any thread, unless an answer is expected on it.
+
+        The heartbeat sees its end and closes it; if a lock still needs one, it opens another.
+        In a forked child the connection is the parent's, and stays.
+        """
+        if not self._expected and self._connection.pid == os.getpid():
+            with contextlib.suppress(OSError):  # closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
+
     def _flush(self) -> None:
         """Send what the kernel takes. The rest follows when it has room again."""
         self.wants_to_write = False
@@ -149,6 +162,7 @@ class AsyncRedisExtendChannel:
         self._calls = calls
         self._connection = connection
         self._script_is_known = False
+        self._is_busy = False
 
     @classmethod
     async def open(
@@ -166,6 +180,7 @@ class AsyncRedisExtendChannel:
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
         calls = [self._calls.extend(lock_id, ttl_ms) for lock_id, ttl_ms in extensions]
+        self._is_busy = True
         try:
             commands = _commands(calls, self._script_is_known)
             await self._connection.send_packed_command(self._connection.pack_commands(commands))
@@ -173,6 +188,8 @@ class AsyncRedisExtendChannel:
             self._script_is_known = not any(isinstance(r, NoScriptError) for r in replies)
         except (redis.RedisError, OSError) as error:
             raise lock_error(error) from error
+        finally:
+            self._is_busy = False
         _check_serves(replies)
         return [_answer(call, reply) for call, reply in zip(calls, replies, strict=True)]
 
@@ -184,3 +201,12 @@ class AsyncRedisExtendChannel:
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
+
+    async def hang_up(self) -> None:
+        """Close the connection unless an answer is expected on it.
+
+        If a lock still needs it, redis-py connects again as the next extension is sent.
+        """
+        if not self._is_busy:
+            with contextlib.suppress(OSError, RuntimeError):  # its loop may have ended
+                await self.close()

@@ -52,7 +52,7 @@ def test_a_callable_is_called_with_the_lock(any_pool, workshop, scene, locks):
 
 
 def test_the_heartbeat_keeps_the_lock_of_a_long_task(any_pool, workshop, scene):
-    result = workshop.long_running.apply_async((scene.name, 2.0), queue=any_pool.queue)
+    result = workshop.long_running.apply_async((scene.name, 4.0), queue=any_pool.queue)
     assert result.get(timeout=30) == "000000000000001"
 
 

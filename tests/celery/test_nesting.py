@@ -94,7 +94,7 @@ def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syn
         take_away(syncguard_backend, "outer")
         threading.Event().wait(20)
 
-    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000)
     def outer():
         inner()
 
@@ -122,7 +122,7 @@ def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backe
     def inner():
         ran.append("inner")
 
-    @locked_task(app=app, name="outer", key="outer", ttl_ms=600, on_lost=on_lost)
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000, on_lost=on_lost)
     def outer():
         take_away(syncguard_backend, "outer")
         assert lost.wait(10)
@@ -161,7 +161,7 @@ def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands
     @locked(key="inner", backend=Fateful(syncguard_backend), ttl_ms=20_000)
     def inner(): ...
 
-    @locked_task(app=app, name="outer", key="outer", ttl_ms=600)
+    @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000)
     def outer():
         inner()
         survived.append("to the end")

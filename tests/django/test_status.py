@@ -225,7 +225,7 @@ def test_a_redis_that_does_not_answer_does_not_hang_the_command(syncguard_redis)
         result = run()
     assert result.code == 2
     assert result.err.startswith("default: NetworkTimeout: ")
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30  # redis-py's own patience is a minute
 
 
 def test_the_locks_of_a_live_redis_are_shown_beside_a_dead_one(settings, syncguard_redis):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import redis
+from clients import backend_on
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
@@ -13,8 +14,15 @@ from syncguard.testing import RedisServer
 
 @pytest.fixture
 def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+    with backend_on(syncguard_redis.port) as backend:
         yield backend
+
+
+@pytest.fixture
+def observer(syncguard_redis: RedisServer) -> Iterator[redis.Redis]:
+    """A client of the test's own on the common Redis."""
+    with syncguard_redis.client() as client:
+        yield client
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from syncguard.redis import RedisBackend
 
 def main(port: str, folder: str, rounds: str) -> None:
     counter, log = Path(folder, "counter"), Path(folder, "log")
-    backend = RedisBackend(redis.Redis(port=int(port)))
+    client = redis.Redis(port=int(port))
+    backend = RedisBackend(client)
     # The default policy, with its ten retries, and a generous time.
     patient = Acquisition(timeout_ms=110_000)
     for _ in range(int(rounds)):
@@ -27,6 +28,8 @@ def main(port: str, folder: str, rounds: str) -> None:
             counter.write_text(str(number + 1))
             with log.open("a") as lines:
                 lines.write(held.fence + "\n")
+    backend.close()
+    client.close()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 
 import pytest
@@ -22,7 +21,7 @@ def test_asyncio_a_loop_that_used_heartbeats_is_not_kept_alive(
 ) -> None:
     async def main() -> weakref.ref[asyncio.AbstractEventLoop]:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
                 before = held.expires_at_ms
                 await wait_until_async(lambda: held.expires_at_ms > before)
         return weakref.ref(asyncio.get_running_loop())
@@ -41,7 +40,7 @@ def test_asyncio_the_task_ends_when_nothing_has_needed_it_for_a_while(
         loop = asyncio.get_running_loop()
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             for _ in range(2):
-                async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+                async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
                     before = held.expires_at_ms
                     await wait_until_async(lambda: held.expires_at_ms > before)  # noqa: B023
                 await wait_until_async(lambda: loop not in async_heartbeat._heartbeats)
@@ -52,9 +51,9 @@ def test_asyncio_the_task_ends_when_nothing_has_needed_it_for_a_while(
 def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
-                until_s = time.monotonic() + 1.5
-                while time.monotonic() < until_s:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                first = held.deadline_ms
+                while held.deadline_ms < first + TTL_MS:
                     assert await backend.is_locked("k")
                 assert not held.lost
             assert not await backend.is_locked("k")
@@ -62,13 +61,34 @@ def test_asyncio_a_lock_with_auto_extend_outlives_its_ttl(syncguard_redis: Redis
     asyncio.run(main())
 
 
+def test_asyncio_a_backend_that_is_closed_leaves_no_connection_of_its_heartbeat(
+    syncguard_redis: RedisServer,
+) -> None:
+    def connections() -> int:
+        return len([c for c in observer.client_list() if c["name"] == "closing"])
+
+    async def main() -> None:
+        url = f"{syncguard_redis.url}?client_name=closing"
+        async with AsyncRedisBackend.from_url(url) as backend:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                first = held.expires_at_ms
+                await wait_until_async(lambda: held.expires_at_ms > first)
+            assert connections() == 2
+        await wait_until_async(lambda: connections() == 0)
+
+    with syncguard_redis.client() as observer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(async_heartbeat, "IDLE_MS", 3_600_000)  # none is closed for being idle
+        asyncio.run(main())
+
+
 def test_asyncio_a_script_flush_does_not_end_the_heartbeat(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=600, auto_extend=True) as held:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
                 first = held.expires_at_ms
                 await wait_until_async(lambda: held.expires_at_ms > first)
-                syncguard_redis.client().script_flush()
+                with syncguard_redis.client() as client:
+                    client.script_flush()
                 before = held.expires_at_ms
                 await wait_until_async(lambda: held.expires_at_ms > before or held.lost)
                 assert not held.lost
@@ -148,7 +168,7 @@ def test_asyncio_the_deadline_counts_from_the_sending_and_not_from_the_answer(
 ) -> None:
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=1_800, auto_extend=True) as held:
+            async with aio.lock(backend, "k", ttl_ms=6_000, auto_extend=True) as held:
                 first = held.expires_at_ms
                 await wait_until_async(lambda: held.expires_at_ms > first)
                 heartbeat = async_heartbeat._heartbeats[asyncio.get_running_loop()]
@@ -159,7 +179,7 @@ def test_asyncio_the_deadline_counts_from_the_sending_and_not_from_the_answer(
                     await wait_until_async(lambda: lane.used_at_ms > paused_at)
                     unanswered_at = holder_clock_ms()
                 await wait_until_async(lambda: held.expires_at_ms > before)
-                assert held.deadline_ms <= unanswered_at + 1_800
+                assert held.deadline_ms <= unanswered_at + 6_000
 
     asyncio.run(main())
 
@@ -197,13 +217,13 @@ def test_asyncio_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(
                 async with aio.lock(
                     backend,
                     "k",
-                    ttl_ms=300,
+                    ttl_ms=1_500,
                     auto_extend=True,
-                    max_hold_ms=900,
+                    max_hold_ms=2_000,
                     on_lost=told.append,
                 ) as held:
                     await wait_until_async(lambda: bool(told))
-            assert held.deadline_ms - held._grant.sent_at_ms <= 900 + 300
+            assert held.deadline_ms - held._grant.sent_at_ms <= 2_000 + 1_500
 
     asyncio.run(main())
 
@@ -244,7 +264,7 @@ def test_asyncio_extensions_are_reported_also_those_that_are_never_answered(
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as bare:
             backend = aio.with_telemetry(bare, events.append)
-            async with aio.lock(backend, "k", ttl_ms=900, auto_extend=True) as held:
+            async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
                 await wait_until_async(lambda: results_of_extensions(events) == {"ok"})
                 with frail_redis.paused():
                     await wait_until_async(lambda: held.lost)
@@ -277,6 +297,7 @@ def test_asyncio_why_extending_fails_is_said_once_until_it_works_again(
                     await wait_until_async(lambda: held.expires_at_ms > before)  # noqa: B023
 
     asyncio.run(main())
+    admin.close()
     assert len(complaints()) == 2
     assert all("AuthFailed" in said and "secret-key" not in said for said in complaints())
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from patience import wait_until
+from patience import TTL_MS, wait_until, wait_until_extended
 
 from syncguard import Acquisition, LockError, LockEvent, lock, with_telemetry
 from syncguard.redis import RedisBackend
@@ -70,7 +70,7 @@ def test_a_child_that_leaves_a_handles_block_does_not_release_it(backend: RedisB
 
 def test_a_child_does_not_extend_the_parents_lock(backend: RedisBackend) -> None:
     """The parent stops extending; if the child went on, the lock would not expire."""
-    held_by_parent = lock(backend, "k", ttl_ms=400, auto_extend=True)
+    held_by_parent = lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True)
     held = held_by_parent.__enter__()
     before = held.expires_at_ms
     wait_until(lambda: held.expires_at_ms > before)
@@ -89,12 +89,12 @@ def test_a_child_does_not_extend_the_parents_lock(backend: RedisBackend) -> None
 
 
 def test_a_childs_own_locks_are_extended(backend: RedisBackend) -> None:
-    with lock(backend, "parents", ttl_ms=400, auto_extend=True) as parents:
+    with lock(backend, "parents", ttl_ms=TTL_MS, auto_extend=True) as parents:
         before = parents.expires_at_ms
         wait_until(lambda: parents.expires_at_ms > before)
 
         def hold_one() -> None:
-            with lock(backend, "childs", ttl_ms=300, auto_extend=True) as held:
+            with lock(backend, "childs", ttl_ms=TTL_MS, auto_extend=True) as held:
                 first = held.expires_at_ms
                 wait_until(lambda: held.expires_at_ms > first)
                 assert not held.lost
@@ -111,11 +111,22 @@ def test_the_extensions_of_a_child_are_reported_there(backend: RedisBackend) -> 
 
     def hold_one() -> None:
         events.clear()
-        with lock(reporting, "k", ttl_ms=300, auto_extend=True):
+        with lock(reporting, "k", ttl_ms=TTL_MS, auto_extend=True):
             wait_until(lambda: "extend" in [event.type for event in events])
 
     hold_one()
     in_child(hold_one)
+
+
+def test_a_child_that_closes_the_backend_leaves_the_parents_heartbeat_alone(
+    backend: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+        wait_until_extended(held)
+        in_child(backend.close)
+        wait_until_extended(held)
+        wait_until_extended(held)
+    assert not caplog.records
 
 
 def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import redis
-from patience import wait_until, wait_until_extended
+from clients import backend_on
+from patience import TTL_MS, wait_until, wait_until_extended
 from relay import Relay
 
-from syncguard import Held, heartbeat, lock
+from syncguard import Held, heartbeat, lanes, lock
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
@@ -25,7 +26,7 @@ def test_a_lock_whose_holder_could_not_say_goodbye_is_not_extended_for_ever(
 ) -> None:
     """An interrupt at the very entry of leaving: no line of ours runs any more."""
     told: list[Held] = []
-    ours = lock(backend, "k", ttl_ms=300, auto_extend=True, on_lost=told.append)
+    ours = lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True, on_lost=told.append)
     held = ours.__enter__()
     wait_until_extended(held)
     del ours
@@ -58,7 +59,7 @@ def test_a_holder_may_be_interrupted_by_another_holder_at_any_line(backend: Redi
     with ThreadPoolExecutor() as pool:
         pool.submit(interrupting).result(timeout=30)
     assert len(interrupted) > 8
-    with lock(backend, "k", ttl_ms=300, auto_extend=True) as held:
+    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
         wait_until_extended(held)
 
 
@@ -69,7 +70,7 @@ def test_a_lock_that_is_taken_while_the_process_ends_is_extended_too(
 import atexit, sys, time
 
 def is_extended():
-    with backend.lock("k", ttl_ms=600, auto_extend=True) as held:
+    with backend.lock("k", ttl_ms=3_000, auto_extend=True) as held:
         before, deadline = held.expires_at_ms, time.monotonic() + 20
         while held.expires_at_ms == before and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -91,18 +92,43 @@ assert is_extended()  # since Python 3.12 no thread can be started any more when
     assert ended.stdout == "extended: True\n", ended.stderr
 
 
+def test_a_backend_that_is_closed_leaves_no_connection_of_its_heartbeat(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "IDLE_MS", 3_600_000)  # no connection is closed for being idle
+    with syncguard_redis.client() as observer:
+        with backend_on(syncguard_redis.port, client_name="closing") as backend:
+            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                wait_until_extended(held)
+            assert connections_named(observer, "closing") == 2
+        wait_until(lambda: connections_named(observer, "closing") == 0)
+
+
+def test_a_lock_whose_backend_is_closed_too_soon_is_extended_all_the_same(
+    backend: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+        wait_until_extended(held)
+        backend.close()
+        wait_until_extended(held)
+    assert not caplog.records
+
+
+def connections_named(observer: redis.Redis, name: str) -> int:
+    return len([c for c in observer.client_list() if c["name"] == name])
+
+
 @pytest.mark.parametrize("auto_extend", [False, True])
 def test_an_extension_that_is_under_way_does_not_undo_what_a_lock_is_kept_for(
     syncguard_redis: RedisServer, auto_extend: bool
 ) -> None:
     with (
         Late(syncguard_redis.port) as relay,
-        RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend,
+        backend_on(syncguard_redis.port) as backend,
+        backend_on(relay.port) as slow,
     ):
-        backend.open_extend_channel = RedisBackend(  # type: ignore[method-assign]
-            redis.Redis(port=relay.port)
-        ).open_extend_channel
-        with lock(backend, "k", ttl_ms=900, auto_extend=auto_extend) as held:
+        backend.open_extend_channel = slow.open_extend_channel  # type: ignore[method-assign]
+        with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=auto_extend) as held:
             if auto_extend:
                 wait_until(relay.holds_back.is_set)
                 threading.Timer(0.1, relay.go_on.set).start()

@@ -12,6 +12,7 @@ from types import FrameType, SimpleNamespace
 
 import pytest
 import redis
+from clients import backend_on
 from patience import wait_until
 
 from syncguard import Acquisition, LockLost, lock
@@ -56,7 +57,7 @@ def strike_while_hanging(server: RedisServer) -> None:
 def test_an_interrupted_acquire_leaves_no_lock_and_lets_the_interrupt_through(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    with backend_on(server.port) as backend:
         assert not backend.is_locked("warm")
         with pytest.raises(interrupt):
             strike_while_hanging(server)
@@ -68,7 +69,7 @@ def test_an_interrupted_acquire_leaves_no_lock_and_lets_the_interrupt_through(
 def test_an_interrupted_adopt_leaves_no_lock_and_lets_the_interrupt_through(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    with backend_on(server.port) as backend:
         acquired = backend.acquire("k", ttl_ms=60_000)
         assert acquired.ok
         handed_on = backend.adopt(acquired.lock_id)  # so that Redis knows the script
@@ -83,7 +84,7 @@ def test_an_interrupted_adopt_leaves_no_lock_and_lets_the_interrupt_through(
 def test_a_request_that_arrives_after_its_undoing_is_undone_too(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    with backend_on(server.port) as backend:
         call = backend.acquire_call("k", 60_000, None, 0)
         arrived: list[object] = []
 
@@ -100,7 +101,7 @@ def test_a_request_that_arrives_after_its_undoing_is_undone_too(
 def test_after_an_interrupt_no_call_reads_the_reply_to_another(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    with backend_on(server.port) as backend:
         held = backend.acquire("held", ttl_ms=60_000)
         assert held.ok
         with pytest.raises(interrupt):
@@ -114,7 +115,7 @@ def test_after_an_interrupt_no_call_reads_the_reply_to_another(
 def test_a_release_that_is_interrupted_on_leaving_a_block_is_tried_again(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
-    with RedisBackend(redis.Redis(port=server.port)) as backend:
+    with backend_on(server.port) as backend:
         with pytest.raises(interrupt):
             with lock(backend, "k", ttl_ms=60_000):
                 strike_while_hanging(server)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
+from clients import backend_on
 from patience import wait_until
 
 from syncguard import Acquired, Acquisition, LockError, lock
@@ -30,8 +31,7 @@ NAMES = Names("syncguard").of("k")
 @pytest.fixture
 def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
     # Without a time-out of its own: the bound by the client's time-out has its own test.
-    client = redis.Redis(port=syncguard_redis.port, socket_timeout=None)
-    with RedisBackend(client) as backend:
+    with backend_on(syncguard_redis.port, socket_timeout=None) as backend:
         yield backend
 
 
@@ -42,7 +42,8 @@ def refuse(backend: RedisBackend, wait_ms: int) -> None:
 
 
 def blocked_clients(server: RedisServer) -> int:
-    return int(server.client().info("clients")["blocked_clients"])
+    with server.client() as observer:
+        return int(observer.info("clients")["blocked_clients"])
 
 
 def test_a_release_wakes_the_waiter(backend: RedisBackend, syncguard_redis: RedisServer) -> None:
@@ -122,35 +123,34 @@ def test_an_abort_is_looked_for_at_least_every_100_ms(backend: RedisBackend) -> 
 
 
 def test_a_plain_acquire_leaves_no_flag_and_its_release_pushes_nothing(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
     holder = backend.acquire("k")
     assert holder.ok
     assert not backend.acquire("k").ok
     holder.release()
-    assert not syncguard_redis.client().exists(NAMES.waiting, NAMES.wake)
+    assert not observer.exists(NAMES.waiting, NAMES.wake)
 
 
 def test_a_later_waiter_never_shortens_the_flag(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
     assert backend.acquire("k").ok
     refuse(backend, 40_000)
     refuse(backend, 10)
-    assert syncguard_redis.client().pttl(NAMES.waiting) > 30_000
+    assert observer.pttl(NAMES.waiting) > 30_000
 
 
 def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
-    client = syncguard_redis.client()
     for _ in range(3):
         holder = backend.acquire("k")
         assert holder.ok
         refuse(backend, 40_000)
         holder.release()
-    assert client.llen(NAMES.wake) == 1
-    assert 0 < client.pttl(NAMES.wake) <= 2_000
+    assert observer.llen(NAMES.wake) == 1
+    assert 0 < observer.pttl(NAMES.wake) <= 2_000
 
 
 def holder_and_waiter(backend: RedisBackend) -> tuple[Acquired, RedisWaiter]:
@@ -174,27 +174,26 @@ def woken(backend: RedisBackend, server: RedisServer) -> RedisWaiter:
 
 
 def test_a_waiter_that_leaves_passes_its_wake_up_on(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
     waiter = woken(backend, syncguard_redis)
     waiter.close()  # without trying
-    wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
 
 
 def test_a_waiter_whose_attempt_failed_passes_its_wake_up_on(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
-    client = syncguard_redis.client()
     waiter = woken(backend, syncguard_redis)
-    client.set(NAMES.fence, "not a number")
+    observer.set(NAMES.fence, "not a number")
     with pytest.raises(LockError):
         waiter.attempt(1_000, None, 40_000)
     waiter.close()
-    wait_until(lambda: client.llen(NAMES.wake) == 1)
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
 
 
 def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
     signal = threading.Event()
     holder, waiter = holder_and_waiter(backend)
@@ -209,7 +208,7 @@ def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
     holder.release()
     assert blocked_clients(syncguard_redis) == 0
     waiter.close()
-    wait_until(lambda: syncguard_redis.client().llen(NAMES.wake) == 1)
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
 
 
 def leave(backend: RedisBackend) -> None:
@@ -220,37 +219,35 @@ def leave(backend: RedisBackend) -> None:
 
 
 def test_a_waiter_that_leaves_a_held_lock_wakes_nobody(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
     assert backend.acquire("k").ok
     refuse(backend, 40_000)
     leave(backend)
-    assert not syncguard_redis.client().exists(NAMES.wake)
+    assert not observer.exists(NAMES.wake)
 
 
 def test_the_last_waiter_that_leaves_wakes_nobody(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
     leave(backend)
-    assert not syncguard_redis.client().exists(NAMES.wake)
+    assert not observer.exists(NAMES.wake)
 
 
 def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_does_not_stay(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
-    client = syncguard_redis.client()
-    client.set(NAMES.waiting, "1", px=40_000)
+    observer.set(NAMES.waiting, "1", px=40_000)
     for _ in range(3):
         leave(backend)
-    assert client.llen(NAMES.wake) == 1
-    assert 0 < client.pttl(NAMES.wake) <= 2_000
+    assert observer.llen(NAMES.wake) == 1
+    assert 0 < observer.pttl(NAMES.wake) <= 2_000
 
 
 def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
-    backend: RedisBackend, syncguard_redis: RedisServer
+    backend: RedisBackend, observer: redis.Redis
 ) -> None:
     """A lock as a client in another language writes it, and deletes it without a push."""
-    client = syncguard_redis.client()
     now = int(time.time() * 1000)
     foreign = {
         "lockId": "A" * 22,
@@ -259,15 +256,14 @@ def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
         "key": "k",
         "fence": "000000000000001",
     }
-    client.set(NAMES.lock, json.dumps(foreign), px=60_000)
-    threading.Timer(0.3, client.delete, [NAMES.lock]).start()
+    observer.set(NAMES.lock, json.dumps(foreign), px=60_000)
+    threading.Timer(0.3, observer.delete, [NAMES.lock]).start()
     with lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000, max_retries=100)):
         pass
 
 
 def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: RedisServer) -> None:
-    client = redis.Redis(port=syncguard_redis.port, socket_timeout=0.3)
-    with RedisBackend(client) as backend:
+    with backend_on(syncguard_redis.port, socket_timeout=0.3) as backend:
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
         threading.Timer(1, holder.release).start()
@@ -298,7 +294,7 @@ def test_waiters_of_all_backends_leave_half_of_the_pool_to_the_others(
 
 def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) -> None:
     client = redis.Redis(port=syncguard_redis.port, max_connections=10)
-    with RedisBackend(client) as backend, ThreadPoolExecutor() as pool:
+    with client, RedisBackend(client) as backend, ThreadPoolExecutor() as pool:
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
         brief = Acquisition(timeout_ms=20, retry_delay_ms=50_000)
@@ -312,7 +308,6 @@ def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) ->
         finally:
             holder.release()
         assert backend.release(waiter.result(timeout=60).lock_id).ok
-    client.close()
 
 
 def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: RedisServer) -> None:
@@ -339,8 +334,11 @@ def test_backends_that_come_and_go_leave_no_connection_taken(syncguard_redis: Re
 
 def test_an_abort_does_not_wait_for_a_redis_that_hangs() -> None:
     signal = threading.Event()
-    with RedisServer() as server, ThreadPoolExecutor() as pool:
-        backend = RedisBackend(redis.Redis(port=server.port, socket_timeout=None))
+    with (
+        RedisServer() as server,
+        ThreadPoolExecutor() as pool,
+        backend_on(server.port, socket_timeout=None) as backend,
+    ):
         assert backend.acquire("k", ttl_ms=60_000).ok
         waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR, signal=signal).__enter__())
         wait_until(lambda: blocked_clients(server) == 1)
@@ -392,8 +390,11 @@ def test_retries_that_are_used_up_end_the_waiting(backend: RedisBackend) -> None
 
 
 def test_a_redis_that_dies_under_a_waiter_is_reported_as_what_it_is() -> None:
-    with RedisServer() as server, ThreadPoolExecutor() as pool:
-        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+    with (
+        RedisServer() as server,
+        ThreadPoolExecutor() as pool,
+        backend_on(server.port, retry=None) as backend,
+    ):
         assert backend.acquire("k", ttl_ms=60_000).ok
         brief = Acquisition(timeout_ms=60_000, retry_delay_ms=300)
         waiter = pool.submit(lambda: lock(backend, "k", acquisition=brief).__enter__())

@@ -187,7 +187,8 @@ def test_a_kept_lock_stays_after_its_block(syncguard_redis: RedisServer) -> None
         assert (await backend.release(held.lock_id)).ok
         async with aio.lock(backend, "k", ttl_ms=50_000) as held:
             held.keep(ttl_ms=5_000)
-        assert 0 < syncguard_redis.client().pttl("syncguard:k") <= 5_000
+        with syncguard_redis.client() as client:
+            assert 0 < client.pttl("syncguard:k") <= 5_000
 
     run(syncguard_redis, body)
 
@@ -226,7 +227,7 @@ def test_an_adopted_lock_is_held_extended_and_released(syncguard_redis: RedisSer
     async def body(backend: AsyncRedisBackend) -> None:
         first = await backend.acquire("k", ttl_ms=60_000)
         assert first.ok
-        adopted = await backend.adopt(first.lock_id, ttl_ms=300)
+        adopted = await backend.adopt(first.lock_id, ttl_ms=3_000)
         assert adopted.ok
         async with aio.hold(backend, adopted, auto_extend=True) as held:
             before = held.expires_at_ms
@@ -299,13 +300,13 @@ def test_a_plain_backend_is_waited_for_by_sleeping_and_extended_by_calling(
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         plain = Plain(backend)
-        holder = await backend.acquire("k", ttl_ms=200)
+        holder = await backend.acquire("k", ttl_ms=1_000)
         assert holder.ok
         policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
         async with aio.lock(
             plain,  # type: ignore[arg-type]
             "k",
-            ttl_ms=600,
+            ttl_ms=3_000,
             auto_extend=True,
             acquisition=policy,
         ) as held:
@@ -345,8 +346,8 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
     async def body(backend: AsyncRedisBackend) -> None:
         await backend.is_locked("warm")
         syncguard_redis.pause()
-        asyncio.get_running_loop().call_later(0.3, syncguard_redis.resume)
-        async with aio.lock(backend, "k", ttl_ms=100) as held:
+        asyncio.get_running_loop().call_later(1.8, syncguard_redis.resume)
+        async with aio.lock(backend, "k", ttl_ms=1_500) as held:
             assert held.fence == "000000000000002"
 
     run(syncguard_redis, body)

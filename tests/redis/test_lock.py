@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import redis
+from clients import backend_on
 
 import syncguard
 from syncguard import (
@@ -36,7 +37,7 @@ ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
 @pytest.fixture
 def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+    with backend_on(syncguard_redis.port) as backend:
         yield backend
 
 
@@ -166,12 +167,10 @@ def test_a_lock_that_somebody_took_away_is_reported_on_leaving(backend: RedisBac
 def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
     """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
     with RedisServer() as server:
-        backend = RedisBackend(redis.Redis(port=server.port))
-        with pytest.raises(LockLost):
+        with backend_on(server.port) as backend, pytest.raises(LockLost):
             with lock(backend, "k", ttl_ms=30_000):
                 server.kill()
                 server.restart()
-        backend.close()
 
 
 def lose_the_next_reply(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,25 +189,26 @@ def lose_the_next_reply(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
-    with pytest.raises(LockLost):
+    with (
+        backend_on(syncguard_redis.port) as backend,
+        syncguard_redis.client() as other,
+        pytest.raises(LockLost),
+    ):
         with lock(backend, "k", ttl_ms=30_000) as held:
-            syncguard_redis.client().set("syncguard:k", '{"lockId":"other","expiresAtMs":9e15}')
+            other.set("syncguard:k", '{"lockId":"other","expiresAtMs":9e15}')
             lose_the_next_reply(monkeypatch)
     monkeypatch.undo()
     assert held.lost
-    backend.close()
 
 
 def test_a_release_whose_reply_was_lost_counts_as_done(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = RedisBackend(redis.Redis(port=syncguard_redis.port))
-    with lock(backend, "k", ttl_ms=30_000):
-        lose_the_next_reply(monkeypatch)
-    monkeypatch.undo()
-    assert not backend.is_locked("k")
-    backend.close()
+    with backend_on(syncguard_redis.port) as backend:
+        with lock(backend, "k", ttl_ms=30_000):
+            lose_the_next_reply(monkeypatch)
+        monkeypatch.undo()
+        assert not backend.is_locked("k")
 
 
 # -- keeping and handing over -----------------------------------------------------------------
@@ -226,7 +226,8 @@ def test_a_kept_lock_can_get_another_ttl(
 ) -> None:
     with lock(backend, "k", ttl_ms=50_000) as held:
         held.keep(ttl_ms=5_000)
-    assert 0 < syncguard_redis.client().pttl("syncguard:k") <= 5_000
+    with syncguard_redis.client() as client:
+        assert 0 < client.pttl("syncguard:k") <= 5_000
 
 
 def test_a_kept_lock_that_was_lost_meanwhile_is_reported(backend: RedisBackend) -> None:
@@ -254,7 +255,7 @@ def test_a_lock_cannot_be_kept_for_nonsense(backend: RedisBackend) -> None:
 def test_an_adopted_lock_is_held_extended_and_released(backend: RedisBackend) -> None:
     first = backend.acquire("k", ttl_ms=60_000)
     assert first.ok
-    adopted = backend.adopt(first.lock_id, ttl_ms=300)
+    adopted = backend.adopt(first.lock_id, ttl_ms=3_000)
     assert adopted.ok
     with hold(backend, adopted, auto_extend=True) as held:
         assert held.fence == first.fence
@@ -269,8 +270,7 @@ def test_an_adopted_lock_is_held_extended_and_released(backend: RedisBackend) ->
 
 def test_a_failed_release_reaches_the_callback_and_not_the_caller() -> None:
     told: list[tuple[LockError, ReleaseErrorContext]] = []
-    with RedisServer() as server:
-        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+    with RedisServer() as server, backend_on(server.port, retry=None) as backend:
         with lock(backend, "k", on_release_error=lambda e, c: told.append((e, c))) as held:
             server.kill()
     ((error, context),) = told
@@ -281,8 +281,7 @@ def test_a_failed_release_reaches_the_callback_and_not_the_caller() -> None:
 def test_the_default_callback_logs_without_key_and_lock_id(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with RedisServer() as server:
-        backend = RedisBackend(redis.Redis(port=server.port, retry=None))
+    with RedisServer() as server, backend_on(server.port, retry=None) as backend:
         with caplog.at_level(logging.ERROR, "syncguard"):
             with lock(backend, "secret-key") as held:
                 server.kill()
@@ -293,20 +292,21 @@ def test_the_default_callback_logs_without_key_and_lock_id(
 
 def test_dispose_timeout_ms_bounds_the_leaving(syncguard_redis: RedisServer) -> None:
     told: list[LockError] = []
-    backend = RedisBackend(
-        redis.Redis(port=syncguard_redis.port),
-        dispose_timeout_ms=100,
-        on_release_error=lambda error, _context: told.append(error),
-    )
-    with backend.acquire("k", ttl_ms=60_000):
-        syncguard_redis.pause()
-    # We are out of the block while Redis still hangs.
-    assert [error.code for error in told] == ["NetworkTimeout"]
-    syncguard_redis.resume()
-    # The release goes on in the background, and frees the lock long before its TTL.
-    while backend.is_locked("k"):
-        pass
-    backend.close()
+    with syncguard_redis.client() as client:
+        backend = RedisBackend(
+            client,
+            dispose_timeout_ms=100,
+            on_release_error=lambda error, _context: told.append(error),
+        )
+        with backend.acquire("k", ttl_ms=60_000):
+            syncguard_redis.pause()
+        # We are out of the block while Redis still hangs.
+        assert [error.code for error in told] == ["NetworkTimeout"]
+        syncguard_redis.resume()
+        # The release goes on in the background, and frees the lock long before its TTL.
+        while backend.is_locked("k"):
+            pass
+        backend.close()
 
 
 # -- backends that offer the plain contract only ----------------------------------------------
@@ -349,7 +349,7 @@ def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> Non
 
 def test_a_plain_backends_lock_is_extended_by_calling_it(backend: RedisBackend) -> None:
     plain = Plain(backend)
-    with lock(plain, "k", ttl_ms=600, auto_extend=True) as held:  # type: ignore[arg-type]
+    with lock(plain, "k", ttl_ms=3_000, auto_extend=True) as held:  # type: ignore[arg-type]
         before = held.expires_at_ms
         while held.expires_at_ms == before:
             held.ensure_held()
@@ -390,11 +390,11 @@ def test_a_heartbeat_that_cannot_start_leaves_no_lock(
 def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
     syncguard_redis: RedisServer,
 ) -> None:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+    with backend_on(syncguard_redis.port) as backend:
         backend.is_locked("warm")
         syncguard_redis.pause()
-        threading.Timer(0.3, syncguard_redis.resume).start()
-        with lock(backend, "k", ttl_ms=100) as held:
+        threading.Timer(1.8, syncguard_redis.resume).start()
+        with lock(backend, "k", ttl_ms=1_500) as held:
             # Granted at the second attempt: of the first, nobody could say how long it lasts.
             assert not held.lost
             assert held.fence == "000000000000002"
@@ -403,7 +403,7 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
 def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
     syncguard_redis: RedisServer,
 ) -> None:
-    with RedisBackend(redis.Redis(port=syncguard_redis.port)) as backend:
+    with backend_on(syncguard_redis.port) as backend:
         backend.is_locked("warm")
         syncguard_redis.pause()
         threading.Timer(0.7, syncguard_redis.resume).start()

@@ -171,7 +171,7 @@ def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
 
     monkeypatch.setattr(wire, "take", take)
     monkeypatch.setattr(wire, "FRESH_FOR_S", 60.0)
-    with RedisBackend(syncguard_redis.client()) as backend:
+    with syncguard_redis.client() as client, RedisBackend(client) as backend:
         backend.is_locked("k")
         backend.is_locked("k")
         assert len(taken) == 1
@@ -194,7 +194,7 @@ def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
             together.wait(10)
         return original(self, look)
 
-    with RedisBackend(syncguard_redis.client()) as backend:
+    with syncguard_redis.client() as client, RedisBackend(client) as backend:
         backend.is_locked("k")
         monkeypatch.setattr(Nearness, "linger", linger)
         first = threading.Thread(target=backend.is_locked, args=("k",), name="first")

@@ -264,9 +264,9 @@ def calling_back(name):
     note(name, "called back")
 
 
-@locked_task(app=app, key="lossy:{name}", ttl_ms=600)
+@locked_task(app=app, key="lossy:{name}", ttl_ms=3_000)
 def long_running(name, seconds):
-    """Several TTLs long: only a heartbeat can keep its lock."""
+    """Longer than its TTL: only a heartbeat can keep its lock."""
     note(name, "enter")
     time.sleep(seconds)
     current_lock().ensure_held()
