@@ -13,6 +13,7 @@ from syncguard.constants import (
     MAX_KEY_LENGTH_BYTES,
     TIME_TOLERANCE_MS,
 )
+from syncguard.current import current_fence, current_lock
 from syncguard.diagnostics import get_by_id, get_by_id_raw, get_by_key, get_by_key_raw, owns
 from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
 from syncguard.handles import Acquired
@@ -71,6 +72,8 @@ __all__ = [
     "ReleaseErrorContext",
     "ReleaseResult",
     "Signal",
+    "current_fence",
+    "current_lock",
     "format_fence",
     "generate_lock_id",
     "get_by_id",

@@ -12,6 +12,7 @@ from syncguard.constants import (
     MAX_KEY_LENGTH_BYTES,
     TIME_TOLERANCE_MS,
 )
+from syncguard.current import current_fence, current_lock
 from syncguard.diagnostics import aget_by_id as get_by_id
 from syncguard.diagnostics import aget_by_id_raw as get_by_id_raw
 from syncguard.diagnostics import aget_by_key as get_by_key
@@ -72,6 +73,8 @@ __all__ = [
     "ReleaseErrorContext",
     "ReleaseResult",
     "Signal",
+    "current_fence",
+    "current_lock",
     "format_fence",
     "generate_lock_id",
     "get_by_id",

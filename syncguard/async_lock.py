@@ -17,6 +17,7 @@ from syncguard.backend import AsyncLockBackend, Refusal, check_signal
 from syncguard.cancellation import settle
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.current import Block
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
 from syncguard.losing import announce_async
@@ -54,6 +55,7 @@ def lock(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
     signal: Signal | None = None,
+    reentrant: bool = False,
 ) -> AsyncLock:
     """A lock for an ``async with`` block or, as a decorator, for an ``async def`` function.
 
@@ -69,6 +71,7 @@ def lock(
         on_lost,
         on_release_error,
         signal,
+        reentrant=reentrant,
     )
     return AsyncLock(backend, options)
 
@@ -105,6 +108,7 @@ class AsyncLock:
         self._acquired = acquired
         self._free: list[None] = [None]
         self._held: Held | None = None
+        self._block: Block | None = None
         self._beat: Beat[heartbeat.AsyncLane] | None = None
 
     async def __aenter__(self) -> Held:
@@ -112,9 +116,14 @@ class AsyncLock:
             raise in_use()
         try:
             acquired, self._acquired = self._acquired, None
-            return self._hold(acquired or await self._acquire())
+            if acquired is None:
+                around = self._options.block_around(self._backend)
+                if around is not None:
+                    return self._enter(around.held, around)
+                acquired = await self._acquire()
+            return self._hold(acquired)
         except BaseException:
-            self._held, self._free = None, [None]
+            self._forget()
             raise
 
     async def __aexit__(
@@ -123,11 +132,12 @@ class AsyncLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held, beat = self._held, self._beat
-        self._held, self._free = None, [None]
+        held, block, beat = self._held, self._block, self._beat
+        self._forget()
         assert held is not None
-        if held.in_forked_child:
-            return  # the parent's lock: neither to release nor to judge
+        assert block is not None
+        if not block.owns_release:
+            return  # an outer block's lock, or a parent's: neither to release nor to judge
         if beat is not None:
             heartbeat.unwatch(beat)
         options, known_lost = self._options, held.known_lost
@@ -138,6 +148,12 @@ class AsyncLock:
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
+
+    def _forget(self) -> None:
+        """The block has ended, or did not begin: the next one may come."""
+        if self._block is not None:
+            self._block.leave()
+        self._held, self._block, self._free = None, None, [None]
 
     async def _leave(self, held: Held, beat: Beat[heartbeat.AsyncLane] | None) -> ReleaseResult:
         if held.kept is None:
@@ -196,8 +212,7 @@ class AsyncLock:
 
     def _hold(self, acquired: AsyncAcquired) -> Held:
         options = self._options
-        held = self._held = Held(acquired, options.on_lost)
-        self._beat = None
+        held = self._enter(Held(acquired, options.on_lost))
         if options.watched:
             self._beat = heartbeat.watch(
                 held,
@@ -206,6 +221,13 @@ class AsyncLock:
                 renews=options.auto_extend,
                 max_hold_ms=options.max_hold_ms,
             )
+        return held
+
+    def _enter(self, held: Held, around: Block | None = None) -> Held:
+        self._beat = None
+        self._held = held
+        self._block = Block(self._backend, self._options.key, held, around)
+        self._block.enter()
         return held
 
 
@@ -226,6 +248,7 @@ class AsyncLockable:
         on_lost: OnLost | None = None,
         on_release_error: OnReleaseError | None = None,
         signal: Signal | None = None,
+        reentrant: bool = False,
     ) -> AsyncLock:
         """``syncguard.aio.lock`` on this backend."""
         return lock(
@@ -239,4 +262,5 @@ class AsyncLockable:
             on_lost=on_lost,
             on_release_error=on_release_error,
             signal=signal,
+            reentrant=reentrant,
         )

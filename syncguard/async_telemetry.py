@@ -52,7 +52,7 @@ class AsyncReportingBackend(AsyncLockable):
     """What ``with_telemetry`` returns."""
 
     def __init__(self, backend: AsyncLockBackend, reporter: Reporter) -> None:
-        self._inner = backend
+        self._inner = self.__wrapped__ = backend
         self._reporter = reporter
         self._report = reporter.report
         self._failed = reporter.report_failure

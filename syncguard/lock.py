@@ -16,6 +16,7 @@ from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.current import Block
 from syncguard.disposal import check_callback
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
@@ -55,12 +56,16 @@ def lock(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
     signal: Signal | None = None,
+    reentrant: bool = False,
 ) -> Lock:
     """A lock for a ``with`` block or, as a decorator, for a function.
 
     Waits for the lock as ``acquisition`` says, and raises ``LockError("AcquisitionTimeout")`` if
     it does not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
     long. A lock that is lost meanwhile calls ``on_lost``, and leaving the block raises LockLost.
+
+    Code that holds the lock already gets ``LockError("InvalidArgument")`` at once. With
+    ``reentrant`` it enters again: the same fence, and only the outer block releases.
     """
     options = Options(
         key,
@@ -72,6 +77,7 @@ def lock(
         on_lost,
         on_release_error,
         signal,
+        reentrant=reentrant,
     )
     return Lock(backend, options)
 
@@ -109,6 +115,7 @@ class Lock:
         self._acquired = acquired
         self._free: list[None] = [None]
         self._held: Held | None = None
+        self._block: Block | None = None
         self._watch: Watch | None = None
 
     def __enter__(self) -> Held:
@@ -120,11 +127,14 @@ class Lock:
             acquired, self._acquired = self._acquired, None
             if acquired is not None:
                 return self._hold(acquired)
+            around = self._options.block_around(self._backend)
+            if around is not None:
+                return self._enter(around.held, around)
             waiter = open_waiter(self._backend, self._options.key)
             return self._hold(self._acquire(waiter))
         except BaseException as error:
             if not is_taken:
-                self._held, self._free = None, [None]
+                self._forget()
             if waiter is not None and is_interrupt(error):
                 # At whatever point it struck: what the last attempt took, nobody will release.
                 waiter.forsake()
@@ -137,14 +147,17 @@ class Lock:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            held = self._held
+            held, block = self._held, self._block
             assert held is not None
+            assert block is not None
+            block.leave()
             # In a forked child it is the parent's lock: neither to release nor to judge.
-            lost = not held.in_forked_child and self._let_go(held)
-            self._held, self._free = None, [None]
+            lost = block.owns_release and self._let_go(held)
+            self._forget()
         except BaseException as interrupt:
-            held, self._held, self._free = self._held, None, [None]
-            if is_interrupt(interrupt) and held is not None and not held.in_forked_child:
+            held, block = self._held, self._block
+            self._forget()
+            if is_interrupt(interrupt) and held and block and block.owns_release:
                 with contextlib.suppress(LockError):
                     self._leave(held)
             raise
@@ -152,6 +165,12 @@ class Lock:
             announce(held)
             if error is None:
                 raise lock_lost(self._options.key, held)
+
+    def _forget(self) -> None:
+        """The block has ended, or did not begin: the next one may come."""
+        if self._block is not None:
+            self._block.leave()
+        self._held, self._block, self._free = None, None, [None]
 
     def _let_go(self, held: Held) -> bool:
         """Release, or whatever was chosen instead. True: the lock was lost before."""
@@ -212,8 +231,8 @@ class Lock:
     def _hold(self, acquired: Acquired) -> Held:
         options = self._options
         held = self._held = Held(acquired, options.on_lost)
-        self._watch = None
         try:
+            self._enter(held)
             if options.watched:
                 self._watch = heartbeat.watch(
                     held,
@@ -226,6 +245,14 @@ class Lock:
             self._held = None
             self._backend.release(held.lock_id)
             raise
+        return held
+
+    def _enter(self, held: Held, around: Block | None = None) -> Held:
+        self._watch = None
+        self._held = held
+        # Kept before it is on the stack: then an interrupt at any point takes it off again.
+        self._block = Block(self._backend, self._options.key, held, around)
+        self._block.enter()
         return held
 
 
@@ -246,6 +273,7 @@ class Lockable:
         on_lost: OnLost | None = None,
         on_release_error: OnReleaseError | None = None,
         signal: Signal | None = None,
+        reentrant: bool = False,
     ) -> Lock:
         """``syncguard.lock`` on this backend."""
         return lock(
@@ -259,4 +287,5 @@ class Lockable:
             on_lost=on_lost,
             on_release_error=on_release_error,
             signal=signal,
+            reentrant=reentrant,
         )

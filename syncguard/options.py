@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from syncguard.backend import check_signal
 from syncguard.clock import holder_clock_ms
+from syncguard.current import Block, block_here
 from syncguard.disposal import Disposal, check_callback
 from syncguard.errors import ErrorContext, LockError, LockLost, invalid_argument
 from syncguard.handles import Grant
@@ -38,6 +39,10 @@ _GENERATOR: Final = "a generator runs after its call: use lock() inside it inste
 _ASYNC: Final = "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
 _PLAIN: Final = "syncguard.aio.lock decorates async def; for plain functions use syncguard.lock"
 _HIDDEN: Final = "a plain decorator hides an async def here: put syncguard.aio.lock below it"
+_NESTED: Final = (
+    "this code holds this lock already, and would wait for itself:"
+    " pass reentrant=True to enter it again, or remove the inner lock"
+)
 _NOT_AWAITED: Final = "a coroutine was returned that has yet to run: await it in the function"
 
 
@@ -56,14 +61,17 @@ class Options:
     signal: Signal | None
     is_granted: bool = False
     """Held already: nothing about acquiring it matters any more."""
+    reentrant: bool = False
 
     def __post_init__(self) -> None:
-        normalize_and_validate_key(self.key)
+        self.key = normalize_and_validate_key(self.key)
         validate_ttl_ms(self.ttl_ms)
         if not self.is_granted:
             self._check_acquiring()
         if not isinstance(self.auto_extend, bool):
             raise invalid_argument("auto_extend must be True or False")
+        if not isinstance(self.reentrant, bool):
+            raise invalid_argument("reentrant must be True or False")
         if self.max_hold_ms is not None:
             validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
             if not self.auto_extend:
@@ -101,6 +109,15 @@ class Options:
             signal=None,
             is_granted=True,
         )
+
+    def block_around(self, backend: object) -> Block | None:
+        """The block of this very code that holds the same lock. Raises if it may not be entered."""
+        block = block_here(backend, self.key)
+        if block is not None:
+            if not self.reentrant:
+                raise invalid_argument(_NESTED)
+            block.held.ensure_held()
+        return block
 
     @property
     def watched(self) -> bool:

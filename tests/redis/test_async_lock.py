@@ -40,7 +40,8 @@ def test_the_lock_is_held_in_the_block_and_free_after_it(syncguard_redis: RedisS
             assert info is not None
             assert info.fence == held.fence
             with pytest.raises(LockError) as caught:
-                await aio.lock(backend, "k", acquisition=ONCE).__aenter__()
+                other = aio.lock(backend, "k", acquisition=ONCE).__aenter__()
+                await asyncio.create_task(other)  # type: ignore[arg-type]
             assert caught.value.code == "AcquisitionTimeout"
         assert not await backend.is_locked("k")
 

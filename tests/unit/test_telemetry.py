@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import fakeredis
 import pytest
@@ -382,9 +383,11 @@ def test_an_async_callback_of_a_blocking_backend_is_an_error_in_the_log(server, 
 
 def test_lock_reports_what_it_does(server, events):
     backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), events.append)
-    with lock(backend, "k"):
-        with pytest.raises(LockError), backend.lock("k", acquisition=Acquisition(max_retries=0)):
-            pass
+    with lock(backend, "k"), ThreadPoolExecutor(1) as other:
+        with pytest.raises(LockError):
+            other.submit(
+                backend.lock("k", acquisition=Acquisition(max_retries=0)).__enter__
+            ).result()
     assert [(event.type, event.result, event.reason) for event in events] == [
         ("acquire", "ok", None),
         ("acquire", "fail", "locked"),
@@ -398,8 +401,8 @@ def test_the_asyncio_lock_reports_what_it_does(server, events):
         backend = aio.with_telemetry(AsyncRedisBackend(client), events.append)
         async with backend.lock("k"):
             with pytest.raises(LockError):
-                async with aio.lock(backend, "k", acquisition=Acquisition(max_retries=0)):
-                    pass
+                other = aio.lock(backend, "k", acquisition=Acquisition(max_retries=0))
+                await asyncio.create_task(other.__aenter__())
         await client.aclose()
 
     asyncio.run(run())

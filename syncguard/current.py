@@ -1,0 +1,147 @@
+"""The locks this code holds: one stack in a context variable, innermost first.
+
+``lock()``, ``aio.lock`` and ``hold()`` put a lock here when their block begins and take it off
+when the block ends. Nothing else writes it. ``syncguard`` exports ``current_lock`` and
+``current_fence``; the rest is for adapters. No I/O.
+
+A copied context (an asyncio child task, a thread started with ``copy_context()``) sees the locks
+of the code that started it, as long as they are held. But only the same asyncio task, greenlet
+or thread is the *same code*, which may enter its lock again: two tasks must exclude each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+import threading
+from asyncio import _get_running_loop
+from collections.abc import Iterator
+from contextvars import ContextVar
+
+from syncguard.held import Held
+from syncguard.types import Fence
+
+__all__ = ["current_fence", "current_lock", "held_here", "held_locks"]
+
+
+class Block:
+    """One block of one lock, from the moment it is entered until it is left."""
+
+    __slots__ = ("_outer", "_owner", "_reentered", "backend", "held", "is_left", "key")
+
+    def __init__(
+        self, backend: object, key: str, held: Held, reentered: Block | None = None
+    ) -> None:
+        self.backend = backend
+        self.key = key
+        self.held = held
+        self.is_left = False
+        self._reentered = reentered
+        self._owner: object = _running_code()
+        self._outer = innermost()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its lock is held by this process: neither released nor a forked parent's."""
+        if self.is_left or self.held.in_forked_child:
+            return False
+        return self._reentered is None or self._reentered.is_held
+
+    @property
+    def outer(self) -> Block | None:
+        """The next block around it that was not left, whatever the order of leaving was."""
+        outer = self._outer
+        while outer is not None and outer.is_left:
+            outer = outer._outer
+        return outer
+
+    def is_on(self, backend: object, key: str) -> bool:
+        """Whether the running code entered this block with that key on that backend."""
+        return (
+            self.key == key
+            and _unwrapped(self.backend) is _unwrapped(backend)
+            and self._owner == _running_code()
+        )
+
+    @property
+    def owns_release(self) -> bool:
+        """Whether leaving releases the lock: not if it was entered again or is a parent's."""
+        return self._reentered is None and not self.held.in_forked_child
+
+    def enter(self) -> None:
+        """Put the block on the stack."""
+        _innermost.set(self)
+
+    def leave(self) -> None:
+        """Take the block off the stack. May be called again, and from another context."""
+        self.is_left = True
+        if _innermost.get() is self:
+            _innermost.set(self.outer)
+        self._owner = None  # a copied context may keep this block; it must not keep the task
+
+
+_innermost: ContextVar[Block | None] = ContextVar("syncguard_innermost_block", default=None)
+
+
+def innermost() -> Block | None:
+    """The innermost block that was not left."""
+    block = _innermost.get()
+    return block.outer if block is not None and block.is_left else block
+
+
+def block_here(backend: object, key: str) -> Block | None:
+    """The block in which the running code holds this normalized key on this backend."""
+    block = _innermost.get()
+    while block is not None:
+        if block.is_held and block.is_on(backend, key):
+            return block
+        block = block.outer
+    return None
+
+
+def held_here(backend: object, key: str) -> Held | None:
+    """The lock on this normalized key, if this same task, greenlet or thread holds it already."""
+    block = block_here(backend, key)
+    return None if block is None else block.held
+
+
+def held_locks() -> Iterator[tuple[str, Held]]:
+    """The key and the lock of every block around this code, innermost first."""
+    block = _innermost.get()
+    while block is not None:
+        if block.is_held:
+            yield block.key, block.held
+        block = block.outer
+
+
+def current_lock() -> Held | None:
+    """The innermost lock around the code that asks, or None.
+
+    Also in an asyncio task or a thread that inherited the context, while the lock is held.
+    """
+    for _, held in held_locks():
+        return held
+    return None
+
+
+def current_fence() -> Fence | None:
+    """The fence of ``current_lock()``: hand it to whatever the lock protects."""
+    held = current_lock()
+    return None if held is None else held.fence
+
+
+def _running_code() -> object:
+    """What runs now: the asyncio task, else the greenlet, else the thread."""
+    loop = _get_running_loop()
+    if loop is not None and (task := asyncio.current_task(loop)) is not None:
+        return task
+    greenlets = sys.modules.get("greenlet")
+    if greenlets is not None and (greenlet := greenlets.getcurrent()).parent is not None:
+        return greenlet
+    return threading.get_ident()  # the thread's own greenlet has no parent
+
+
+def _unwrapped(backend: object) -> object:
+    """The backend itself, without the wrappers of ``with_telemetry``."""
+    return inspect.unwrap(backend) if hasattr(backend, "__wrapped__") else backend  # type: ignore[arg-type]
