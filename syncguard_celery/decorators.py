@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from celery import shared_task
 
 from syncguard import DEFAULT_TTL_MS
+from syncguard.key_templates import KeySource
 from syncguard_celery import publishing, revoking
 from syncguard_celery.options import (
     DEFAULT_PENDING_TTL_MS,
     At,
     BackendSource,
-    KeySource,
     LockOptions,
     LostSource,
     PolicySource,
@@ -51,6 +51,7 @@ def locked_task(
     min_hold_ms: int | None = ...,
     pending_ttl_ms: int = ...,
     on_lost: LostSource = ...,
+    reentrant: bool = ...,
     **task_options: object,
 ) -> Callable[[Callable[Concatenate[SelfT, P], R]], Task[P, R]]: ...
 
@@ -73,6 +74,7 @@ def locked_task(
     min_hold_ms: int | None = ...,
     pending_ttl_ms: int = ...,
     on_lost: LostSource = ...,
+    reentrant: bool = ...,
     **task_options: object,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
 
@@ -95,6 +97,7 @@ def locked_task(
     min_hold_ms: int | None = None,
     pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS,
     on_lost: LostSource = "raise",
+    reentrant: bool = True,
     **task_options: Any,
 ) -> Any:
     """``shared_task`` with a lock: the task holds it while it runs.
@@ -118,6 +121,7 @@ def locked_task(
         min_hold_ms=min_hold_ms,
         pending_ttl_ms=pending_ttl_ms,
         on_lost=on_lost,
+        reentrant=reentrant,
     )
 
     if at == "publish":
@@ -150,6 +154,7 @@ def locked(
     max_hold_ms: int | None = None,
     min_hold_ms: int | None = None,
     on_lost: LostSource = "raise",
+    reentrant: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The lock alone, for a function that ``@app.task`` makes a task of.
 
@@ -166,6 +171,7 @@ def locked(
         max_hold_ms=max_hold_ms,
         min_hold_ms=min_hold_ms,
         on_lost=on_lost,
+        reentrant=reentrant,
     )
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

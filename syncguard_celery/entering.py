@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import syncguard
 from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold
+from syncguard.current import held_here
+from syncguard.key_templates import call_with
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call
 from syncguard_celery.contention import (
@@ -23,8 +25,7 @@ from syncguard_celery.contention import (
     patient,
     republish,
 )
-from syncguard_celery.holding import Holding, enclosing, innermost, waited_ms
-from syncguard_celery.keys import call_with
+from syncguard_celery.holding import Holding, innermost, waited_ms
 from syncguard_celery.labels import holder_label
 from syncguard_celery.losing import NoInterrupt, interrupt_here
 from syncguard_celery.luggage import fences_in, key_digest, luggage_of, put_back, take_lock
@@ -39,6 +40,7 @@ from syncguard_celery.signals import (
     tell,
 )
 
+_NESTED = "this code holds this lock already: reentrant=True, the default, enters it again"
 _PREDECESSOR_WAIT_MS = 5_000
 """How long to wait for one's own predecessor before looking again whether it is still there."""
 
@@ -137,11 +139,13 @@ class Entering:
         return answer if answer.ok else None
 
     def _is_held_already(self, key: str) -> bool:
-        for holding in enclosing():
-            if holding.backend is self.backend and holding.key == key:
-                holding.held.ensure_held()
-                return True
-        return False
+        held = held_here(self.backend, key)
+        if held is None:
+            return False
+        if not self._options.reentrant:
+            raise refused(_NESTED)
+        held.ensure_held()
+        return True
 
     # -- contention ---------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
-"""The locks that the current call stack holds, innermost first.
+"""The calls of locked functions that hold a lock now, innermost first.
 
-Kept in a context variable: every thread, greenlet and asyncio task sees its own.
+What Celery needs to know of them: whom to interrupt, and what becomes of a retry. Which locks the
+running code holds is not decided here: ``syncguard.current`` knows all of them. Kept in a context
+variable: every thread, greenlet and asyncio task sees its own.
 """
 
 from __future__ import annotations
@@ -63,18 +65,6 @@ def waited_ms(call: Call, started: float, until: float) -> float:
 
 
 _innermost: ContextVar[Holding | None] = ContextVar("innermost", default=None)
-
-
-def current_lock() -> Held | None:
-    """The lock under which this code runs; None if it runs without one."""
-    innermost = _innermost.get()
-    return None if innermost is None else innermost.held
-
-
-def current_fence() -> str | None:
-    """The fence of ``current_lock()``: hand it to whatever the lock protects."""
-    innermost = _innermost.get()
-    return None if innermost is None else innermost.held.fence
 
 
 def innermost() -> Holding | None:

@@ -16,7 +16,6 @@ At = Literal["run", "publish"]
 Policy = Literal["retry", "skip", "wait", "fail"]
 LostMode = Literal["raise", "signal"]
 
-KeySource = str | Callable[..., str | None]
 PolicySource = Policy | Callable[..., Policy]
 LostSource = LostMode | Callable[..., object]
 BackendSource = LockBackend | Callable[[], LockBackend] | str
@@ -44,6 +43,7 @@ class LockOptions:
     min_hold_ms: int | None = None
     pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS
     on_lost: LostSource = "raise"
+    reentrant: bool = True
 
     def __post_init__(self) -> None:
         for name in ("ttl_ms", "pending_ttl_ms"):
@@ -51,6 +51,8 @@ class LockOptions:
         for name in ("contention_timeout_ms", "max_hold_ms", "min_hold_ms"):
             if getattr(self, name) is not None:
                 _require_ms(name, getattr(self, name))
+        if not isinstance(self.reentrant, bool):
+            raise refused("reentrant must be True or False")
         if self.max_hold_ms is not None and not self.auto_extend:
             raise refused("max_hold_ms ends renewal, so it needs auto_extend=True")
         if self.backend is not None:

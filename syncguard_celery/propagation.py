@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery.signals import before_task_publish
 
+from syncguard.current import held_locks
 from syncguard_celery.calls import running_requests
-from syncguard_celery.holding import enclosing, innermost
 from syncguard_celery.luggage import (
     HEADER,
     MAX_FENCES,
@@ -102,7 +102,7 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
         return  # the old message protocol has no headers to carry anything
     luggage: dict[str, Any] = {}
     requests = running_requests()
-    if (requests or innermost()) and (fences := merged(_fences(requests), _fences_held_here())):
+    if fences := merged(_fences(requests), _fences_held_here()):
         luggage["fences"] = fences
     for request in requests:
         if request.id == headers["id"] and (own := _own(request)):
@@ -122,9 +122,9 @@ def _own(request: Context) -> Fences:
 
 
 def _fences_held_here() -> Fences:
-    """Of the locks held here and now: a locked function need not be a task's own."""
-    holdings = reversed(list(enclosing()))
-    return merged(*({key_digest(holding.key): holding.held.fence} for holding in holdings))
+    """Of the locks held here and now, whoever took them: a task, a view, or ``lock()``."""
+    held = reversed(list(held_locks()))
+    return merged(*({key_digest(key): lock.fence} for key, lock in held))
 
 
 def _fences(requests: list[Context]) -> Fences:

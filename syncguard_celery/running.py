@@ -15,14 +15,14 @@ from celery.app.task import Task
 from celery.exceptions import Reject
 
 from syncguard import LockLost
+from syncguard.key_templates import Binder, KeySource, key_maker
 from syncguard_celery.calls import MARK, call_of, is_bound
 from syncguard_celery.entering import Entering, Skipped
 from syncguard_celery.exiting import leave
 from syncguard_celery.handing import abandon
 from syncguard_celery.holding import Holding, enclosing, innermost, put_innermost
-from syncguard_celery.keys import Binder, key_maker
 from syncguard_celery.losing import undisturbed
-from syncguard_celery.options import KeySource, LockOptions, refused
+from syncguard_celery.options import LockOptions, refused
 from syncguard_celery.suspension import suspended
 from syncguard_celery.validating import KeyOf, validating
 

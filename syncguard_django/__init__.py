@@ -4,8 +4,17 @@ Public names, and nothing else. Signals are in ``syncguard_django.signals``, the
 ``syncguard_django.fencing``.
 """
 
+from syncguard import current_fence, current_lock
 from syncguard_django.aliases import alocks, locks
-from syncguard_django.decorators import current_lock, locked
+from syncguard_django.decorators import locked
 from syncguard_django.locking import alock, lock
 
-__all__ = ["alock", "alocks", "current_lock", "lock", "locked", "locks"]
+__all__ = [
+    "alock",
+    "alocks",
+    "current_fence",
+    "current_lock",
+    "lock",
+    "locked",
+    "locks",
+]

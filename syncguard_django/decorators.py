@@ -12,31 +12,23 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
-from contextvars import ContextVar
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from django.http import HttpRequest, HttpResponse
 
-from syncguard import Acquisition, Held, LockError, LockInfo
+from syncguard import Acquisition, LockError, LockInfo
+from syncguard.key_templates import key_of
 from syncguard_django.aliases import alocks, locks
 from syncguard_django.configuration import DEFAULT_ALIAS, configuration
-from syncguard_django.key_templates import Key, key_of
 from syncguard_django.locking import OnLost, alock, lock
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_current: Final[ContextVar[Held | None]] = ContextVar("syncguard_django_current_lock", default=None)
-
-
-def current_lock() -> Held | None:
-    """The lock that ``locked`` holds around the code that asks, or None."""
-    return _current.get()
-
 
 def locked(
     *,
-    key: Key,
+    key: str | Callable[..., str],
     ttl_ms: int | None = None,
     using: str = DEFAULT_ALIAS,
     acquisition: Acquisition | None = None,
@@ -44,6 +36,7 @@ def locked(
     max_hold_ms: int | None = None,
     holder: str | None = None,
     on_lost: OnLost | None = None,
+    reentrant: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Hold a lock while the function runs. The key is a template over its arguments::
 
@@ -60,6 +53,7 @@ def locked(
         "max_hold_ms": max_hold_ms,
         "holder": holder,
         "on_lost": on_lost,
+        "reentrant": reentrant,
     }
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -81,13 +75,11 @@ def _locked(
         key = find_key(*args, **kwargs)
         with ExitStack() as stack:
             try:
-                held = stack.enter_context(lock(key, **options))
+                stack.enter_context(lock(key, **options))
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
                     raise
                 return _refusal(_ask(key, options["using"]), options)
-            token = _current.set(held)
-            stack.callback(_current.reset, token)
             return function(*args, **kwargs)
 
     return locked
@@ -100,13 +92,11 @@ def _locked_async(
         key = find_key(*args, **kwargs)
         async with AsyncExitStack() as stack:
             try:
-                held = await stack.enter_async_context(alock(key, **options))
+                await stack.enter_async_context(alock(key, **options))
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
                     raise
                 return _refusal(await _ask_async(key, options["using"]), options)
-            token = _current.set(held)
-            stack.callback(_current.reset, token)
             return await function(*args, **kwargs)
 
     return locked

@@ -38,6 +38,7 @@ def lock(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
     signal: Signal | None = None,
+    reentrant: bool = False,
 ) -> Lock:
     """``syncguard.lock`` on the backend of an alias, for a ``with`` block."""
     backend = locks[using]
@@ -55,6 +56,7 @@ def lock(
         on_lost=on_lost,
         on_release_error=on_release_error,
         signal=signal,
+        reentrant=reentrant,
     )
 
 
@@ -70,6 +72,7 @@ def alock(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
     signal: Signal | None = None,
+    reentrant: bool = False,
 ) -> AsyncLock:
     """``syncguard.aio.lock`` on the backend of an alias, for ``async with`` in the running loop."""
     backend = alocks[using]
@@ -87,6 +90,7 @@ def alock(
         on_lost=on_lost,
         on_release_error=on_release_error,
         signal=signal,
+        reentrant=reentrant,
     )
 
 

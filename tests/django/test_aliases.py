@@ -97,6 +97,7 @@ def test_a_lock_takes_the_defaults_of_its_alias(configure, syncguard_redis):
     with lock("invoice:42"):
         with syncguard_redis.client() as client:
             assert 70_000 < client.pttl("testsite:invoice:42") <= 77_000
+    with locks["default"].acquire("invoice:42"):
         with pytest.raises(LockError) as raised, lock("invoice:42"):
             pass
     assert raised.value.code == "AcquisitionTimeout"

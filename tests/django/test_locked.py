@@ -65,7 +65,7 @@ def test_an_async_function_holds_its_lock_natively(configure):
     async def asettle(invoice_id):
         assert await alocks["default"].is_locked(f"invoice:{invoice_id}")
         with pytest.raises(LockError) as raised:
-            await asettle(invoice_id)
+            await asyncio.create_task(asettle(invoice_id))
         assert raised.value.code == "AcquisitionTimeout"
         return current_lock().fence
 

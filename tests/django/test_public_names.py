@@ -8,7 +8,7 @@ from pathlib import Path
 
 import syncguard_django
 
-PUBLIC = ("syncguard", "syncguard.aio", "syncguard.redis")
+PUBLIC = ("syncguard", "syncguard.aio", "syncguard.key_templates", "syncguard.redis")
 
 
 def imports():
