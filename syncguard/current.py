@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import threading
 from asyncio import _get_running_loop
 from collections.abc import Iterator
 from contextvars import ContextVar
+from threading import get_ident
 
 from syncguard.held import Held
 from syncguard.types import Fence
@@ -39,7 +39,8 @@ class Block:
         self.is_left = False
         self._reentered = reentered
         self._owner: object = _running_code()
-        self._outer = innermost()
+        outer = _innermost.get()
+        self._outer = outer if outer is None or not outer.is_left else outer.outer
 
     @property
     def is_held(self) -> bool:
@@ -75,6 +76,8 @@ class Block:
 
     def leave(self) -> None:
         """Take the block off the stack. May be called again, and from another context."""
+        if self.is_left:
+            return
         self.is_left = True
         if _innermost.get() is self:
             _innermost.set(self.outer)
@@ -82,12 +85,6 @@ class Block:
 
 
 _innermost: ContextVar[Block | None] = ContextVar("syncguard_innermost_block", default=None)
-
-
-def innermost() -> Block | None:
-    """The innermost block that was not left."""
-    block = _innermost.get()
-    return block.outer if block is not None and block.is_left else block
 
 
 def block_here(backend: object, key: str) -> Block | None:
@@ -139,7 +136,7 @@ def _running_code() -> object:
     greenlets = sys.modules.get("greenlet")
     if greenlets is not None and (greenlet := greenlets.getcurrent()).parent is not None:
         return greenlet
-    return threading.get_ident()  # the thread's own greenlet has no parent
+    return get_ident()  # the thread's own greenlet has no parent
 
 
 def _unwrapped(backend: object) -> object:

