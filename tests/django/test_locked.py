@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from django.test import AsyncClient, Client
+from django.contrib.auth.models import User
+from django.test import AsyncClient, Client, RequestFactory
+from django.utils.functional import SimpleLazyObject
+from django.utils.translation import gettext_lazy
+from testsite.models import Account
 from testsite.views import AT_ONCE
 
 from syncguard import LockError
-from syncguard_django import alocks, current_lock, locked, locks
+from syncguard_django import alocks, current_fence, current_lock, lock, locked, locks
 
 
 @locked(key="invoice:{invoice_id}", acquisition=AT_ONCE, holder="settle")
@@ -71,6 +75,66 @@ def test_an_async_function_holds_its_lock_natively(configure):
 
     assert asyncio.run(asettle(42)) == "000000000000001"
     assert not locks["default"].is_locked("invoice:42")
+
+
+def test_a_lock_inside_of_itself_is_refused_at_once_or_entered_again(configure):
+    configure()
+
+    @locked(key="invoice:{invoice_id}")
+    def outer(invoice_id, inner):
+        return inner(invoice_id)
+
+    @locked(key="invoice:{invoice_id}", reentrant=True)
+    def again(invoice_id):
+        with lock(f"invoice:{invoice_id}", reentrant=True) as held:
+            return held.fence, current_fence()
+
+    with pytest.raises(LockError, match="reentrant=True") as raised:
+        outer(42, settle)
+    assert raised.value.code == "InvalidArgument"
+    assert outer(42, again) == ("000000000000002", "000000000000002")
+    assert not locks["default"].is_locked("invoice:42")
+
+
+# Keys: the language is that of the core; here is what only Django has.
+
+
+@pytest.mark.parametrize("template", ["{request.user}", "{account}"])
+def test_a_model_makes_no_key_and_the_error_names_its_pk(configure, template):
+    configure()
+
+    @locked(key=template)
+    def view(request, account): ...
+
+    request = RequestFactory().get("/")
+    request.user = SimpleLazyObject(lambda: User(pk=7, username="hunter2"))
+    with pytest.raises(LockError, match=f"use a field of it, e.g. {template[:-1]}.pk}}") as raised:
+        view(request, Account(pk=7))
+    assert raised.value.code == "InvalidArgument"
+    assert "hunter2" not in str(raised.value)
+
+
+def test_a_user_who_is_loaded_late_makes_a_key_by_its_pk(configure):
+    configure()
+
+    @locked(key="{request.user.pk}:{title}")
+    def view(request, title):
+        return locks["default"].is_locked(f"{request.user.pk}:{title}")
+
+    request = RequestFactory().get("/")
+    request.user = SimpleLazyObject(lambda: User(pk=7))
+    assert view(request, gettext_lazy("yes"))
+    assert locks["default"].acquire("7:yes").fence == "000000000000002"
+
+
+def test_a_memory_address_makes_no_key(configure):
+    configure()
+
+    @locked(key="{thing}")
+    def use(thing): ...
+
+    with pytest.raises(LockError, match=r"{thing} has no stable string form"):
+        use(object())
 
 
 def test_a_generator_is_refused(configure):

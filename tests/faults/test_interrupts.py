@@ -167,7 +167,7 @@ def test_an_interrupt_at_any_line_of_ours_leaves_no_lock(server: RedisServer) ->
 AT_EVERY_LINE = """
 import sys
 import redis
-from syncguard import lock
+from syncguard import current_lock, lock
 from syncguard.redis import RedisBackend, client
 
 class TimeLimit(Exception):
@@ -214,6 +214,7 @@ while True:
     finally:
         sys.settrace(None)
     assert not observer.exists("syncguard:k"), f"left behind by an interrupt at {place}"
+    assert current_lock() is None, f"still current after an interrupt at {place}"
     assert observer.zcard("syncguard:id::live") == 0
 print(tried)
 """
@@ -229,7 +230,7 @@ def test_an_interrupt_on_the_way_into_any_function_takes_no_connection_with_it(
 INTO_EVERY_FUNCTION = """
 import sys
 import redis
-from syncguard import Acquisition, LockError, lock
+from syncguard import Acquisition, LockError, current_lock, lock
 from syncguard.redis import RedisBackend, client
 from syncguard.redis.connections import wire_pool
 from syncguard.redis.waiting import Listeners
@@ -269,6 +270,7 @@ def struck_in_all(work):
             sys.settrace(None)
         out = len(pool._in_use_connections) - len(pool._syncguard_spare)
         assert out == 0, f"{out} taken by an interrupt at {place}"
+        assert current_lock() is None, f"still current after an interrupt at {place}"
         assert not Listeners.on(pool)._inside, f"still listening after an interrupt at {place}"
         if calls_left > 0:
             return tried
