@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
@@ -207,16 +208,19 @@ def test_the_errors_of_bad_input_do_not_repeat_it(backend, operation):
 
 def test_a_lock_that_does_not_come_and_one_that_is_lost_show_nothing(syncguard_redis, client):
     impatient = Acquisition(max_retries=0)
-    with syncguard_redis.client() as own:
+    with syncguard_redis.client() as own, ThreadPoolExecutor(1) as elsewhere:
         backend = RedisBackend(own)
 
         def lose():
             with lock(backend, KEY) as held:
                 ids.append(held.lock_id)
-                with pytest.raises(LockError) as info, lock(backend, KEY, acquisition=impatient):
-                    pytest.fail("acquired")
-                assert info.value.code == "AcquisitionTimeout"
+                with pytest.raises(LockError) as info, lock(backend, KEY):
+                    pytest.fail("entered")
+                assert info.value.code == "InvalidArgument"
                 assert shows(info.value, KEY, held.lock_id) == []
+                other = elsewhere.submit(lock(backend, KEY, acquisition=impatient).__enter__)
+                assert other.exception().code == "AcquisitionTimeout"
+                assert shows(other.exception(), KEY, held.lock_id) == []
                 client.flushall()
 
         ids = []
