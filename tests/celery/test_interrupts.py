@@ -140,15 +140,34 @@ def test_who_is_not_armed_is_not_struck(where):
     assert (run() if where == "main" else in_a_thread(run)) == "unharmed"
 
 
+class Striker(threading.Thread):
+    """Fires as soon as ``go`` has something in it.
+
+    Started before the interrupt is armed: ``Thread.start`` itself cannot be interrupted safely,
+    and neither can ``Event.set``. Appending to a list can.
+    """
+
+    def __init__(self, interrupt):
+        super().__init__()
+        self.interrupt = interrupt
+        self.go = []
+        self.start()
+
+    def run(self):
+        while not self.go:
+            time.sleep(0)
+        self.interrupt.fire()
+
+
 def test_a_blow_that_falls_while_disarming_is_caught():
     def run():
         for _ in range(300):
             interrupt = ThreadInterrupt()
-            striker = threading.Thread(target=interrupt.fire)
+            striker = Striker(interrupt)
             with contextlib.suppress(LockLost):
                 try:
                     interrupt.arm()
-                    striker.start()
+                    striker.go.append(True)
                 finally:
                     interrupt.disarm()
             striker.join()
@@ -164,11 +183,11 @@ def test_a_blow_that_falls_while_disarming_is_caught():
 def test_in_the_main_thread_too():
     for _ in range(300):
         interrupt = MainThreadInterrupt()
-        striker = threading.Thread(target=interrupt.fire)
+        striker = Striker(interrupt)
         with contextlib.suppress(LockLost):
             try:
                 interrupt.arm()
-                striker.start()
+                striker.go.append(True)
             finally:
                 interrupt.disarm()
         striker.join()
