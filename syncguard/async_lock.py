@@ -17,7 +17,7 @@ from syncguard.backend import AsyncLockBackend, Refusal, check_signal
 from syncguard.cancellation import settle
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.current import Block
+from syncguard.current import Block, innermost
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
 from syncguard.losing import announce_async
@@ -116,12 +116,12 @@ class AsyncLock:
             raise in_use()
         try:
             acquired, self._acquired = self._acquired, None
-            if acquired is None:
+            if acquired is None and innermost.get() is not None:
                 around = self._options.block_around(self._backend)
                 if around is not None:
-                    return self._enter(around.held, around)
-                acquired = await self._acquire()
-            return self._hold(acquired)
+                    self._enter(around.held, around)
+                    return around.held
+            return self._hold(acquired or await self._acquire())
         except BaseException:
             self._forget()
             raise
@@ -136,7 +136,7 @@ class AsyncLock:
         self._forget()
         assert held is not None
         assert block is not None
-        if not block.owns_release:
+        if block.reentered is not None or held.in_forked_child:
             return  # an outer block's lock, or a parent's: neither to release nor to judge
         if beat is not None:
             heartbeat.unwatch(beat)
@@ -212,7 +212,8 @@ class AsyncLock:
 
     def _hold(self, acquired: AsyncAcquired) -> Held:
         options = self._options
-        held = self._enter(Held(acquired, options.on_lost))
+        held = Held(acquired, options.on_lost)
+        self._enter(held)
         if options.watched:
             self._beat = heartbeat.watch(
                 held,
@@ -223,12 +224,11 @@ class AsyncLock:
             )
         return held
 
-    def _enter(self, held: Held, around: Block | None = None) -> Held:
+    def _enter(self, held: Held, around: Block | None = None) -> None:
         self._beat = None
         self._held = held
         self._block = Block(self._backend, self._options.key, held, around)
-        self._block.enter()
-        return held
+        innermost.set(self._block)
 
 
 class AsyncLockable:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import sys
 from asyncio import _get_running_loop
 from collections.abc import Iterator
 from contextvars import ContextVar
+from sys import modules as _modules
 from threading import get_ident
+from typing import Final
 
 from syncguard.held import Held
 from syncguard.types import Fence
@@ -28,8 +29,9 @@ __all__ = ["current_fence", "current_lock", "held_here", "held_locks"]
 class Block:
     """One block of one lock, from the moment it is entered until it is left."""
 
-    __slots__ = ("_outer", "_owner", "_reentered", "backend", "held", "is_left", "key")
+    __slots__ = ("_outer", "_owner", "backend", "held", "is_left", "key", "reentered")
 
+    # Every lock makes one: so this and ``leave`` call as few functions as they can.
     def __init__(
         self, backend: object, key: str, held: Held, reentered: Block | None = None
     ) -> None:
@@ -37,9 +39,11 @@ class Block:
         self.key = key
         self.held = held
         self.is_left = False
-        self._reentered = reentered
-        self._owner: object = _running_code()
-        outer = _innermost.get()
+        self.reentered = reentered
+        """The block whose lock is entered again: only that one releases it."""
+        is_plain = _get_running_loop() is None and "greenlet" not in _modules
+        self._owner: object = get_ident() if is_plain else _running_code()
+        outer = innermost.get()
         self._outer = outer if outer is None or not outer.is_left else outer.outer
 
     @property
@@ -47,7 +51,7 @@ class Block:
         """Whether its lock is held by this process: neither released nor a forked parent's."""
         if self.is_left or self.held.in_forked_child:
             return False
-        return self._reentered is None or self._reentered.is_held
+        return self.reentered is None or self.reentered.is_held
 
     @property
     def outer(self) -> Block | None:
@@ -65,31 +69,22 @@ class Block:
             and self._owner == _running_code()
         )
 
-    @property
-    def owns_release(self) -> bool:
-        """Whether leaving releases the lock: not if it was entered again or is a parent's."""
-        return self._reentered is None and not self.held.in_forked_child
-
-    def enter(self) -> None:
-        """Put the block on the stack."""
-        _innermost.set(self)
-
     def leave(self) -> None:
         """Take the block off the stack. May be called again, and from another context."""
-        if self.is_left:
-            return
         self.is_left = True
-        if _innermost.get() is self:
-            _innermost.set(self.outer)
+        if innermost.get() is self:
+            outer = self._outer
+            innermost.set(outer if outer is None or not outer.is_left else outer.outer)
         self._owner = None  # a copied context may keep this block; it must not keep the task
 
 
-_innermost: ContextVar[Block | None] = ContextVar("syncguard_innermost_block", default=None)
+innermost: Final[ContextVar[Block | None]] = ContextVar("syncguard_innermost_block", default=None)
+"""The stack, by its innermost block, which may be one that was left already."""
 
 
 def block_here(backend: object, key: str) -> Block | None:
     """The block in which the running code holds this normalized key on this backend."""
-    block = _innermost.get()
+    block = innermost.get()
     while block is not None:
         if block.is_held and block.is_on(backend, key):
             return block
@@ -105,7 +100,7 @@ def held_here(backend: object, key: str) -> Held | None:
 
 def held_locks() -> Iterator[tuple[str, Held]]:
     """The key and the lock of every block around this code, innermost first."""
-    block = _innermost.get()
+    block = innermost.get()
     while block is not None:
         if block.is_held:
             yield block.key, block.held
@@ -133,7 +128,7 @@ def _running_code() -> object:
     loop = _get_running_loop()
     if loop is not None and (task := asyncio.current_task(loop)) is not None:
         return task
-    greenlets = sys.modules.get("greenlet")
+    greenlets = _modules.get("greenlet")
     if greenlets is not None and (greenlet := greenlets.getcurrent()).parent is not None:
         return greenlet
     return get_ident()  # the thread's own greenlet has no parent

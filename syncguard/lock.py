@@ -16,7 +16,7 @@ from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.current import Block
+from syncguard.current import Block, innermost
 from syncguard.disposal import check_callback
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
@@ -127,9 +127,11 @@ class Lock:
             acquired, self._acquired = self._acquired, None
             if acquired is not None:
                 return self._hold(acquired)
-            around = self._options.block_around(self._backend)
-            if around is not None:
-                return self._enter(around.held, around)
+            if innermost.get() is not None:
+                around = self._options.block_around(self._backend)
+                if around is not None:
+                    self._enter(around.held, around)
+                    return around.held
             waiter = open_waiter(self._backend, self._options.key)
             return self._hold(self._acquire(waiter))
         except BaseException as error:
@@ -152,12 +154,14 @@ class Lock:
             assert block is not None
             block.leave()
             # In a forked child it is the parent's lock: neither to release nor to judge.
-            lost = block.owns_release and self._let_go(held)
-            self._forget()
+            is_ours = block.reentered is None and not held.in_forked_child
+            lost = is_ours and self._let_go(held)
+            self._held, self._block, self._free = None, None, [None]
         except BaseException as interrupt:
             held, block = self._held, self._block
             self._forget()
-            if is_interrupt(interrupt) and held and block and block.owns_release:
+            is_inner = block is not None and block.reentered is not None
+            if held and not is_inner and not held.in_forked_child and is_interrupt(interrupt):
                 with contextlib.suppress(LockError):
                     self._leave(held)
             raise
@@ -247,13 +251,12 @@ class Lock:
             raise
         return held
 
-    def _enter(self, held: Held, around: Block | None = None) -> Held:
+    def _enter(self, held: Held, around: Block | None = None) -> None:
         self._watch = None
         self._held = held
         # Kept before it is on the stack: then an interrupt at any point takes it off again.
         self._block = Block(self._backend, self._options.key, held, around)
-        self._block.enter()
-        return held
+        innermost.set(self._block)
 
 
 class Lockable:
