@@ -18,9 +18,13 @@ class SyncGuardConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        # Defines models, which Django allows only from now on.
+        from syncguard_django.fencing.fence_checks import check_fenced_models
+
         hide_passwords()
         checks.register(check_settings, TAG)
         checks.register(check_deployment, TAG, deploy=True)
+        checks.register(check_fenced_models, TAG)
         setting_changed.connect(_read_again, dispatch_uid="syncguard_django")
 
 

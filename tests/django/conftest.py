@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from databases import database, mariadb_database, postgres_database  # noqa: F401 - fixtures
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer

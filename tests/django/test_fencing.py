@@ -10,64 +10,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.transaction import TransactionManagementError
-from postgres import UnavailableError, postgres_server
 from testsite.models import Account
 
 from syncguard import LockError, format_fence
 from syncguard_django import fencing, lock, locks
-from syncguard_django.fencing import NO_FENCE, StaleFence, guard
+from syncguard_django.fencing import NO_FENCE, StaleFence, guard, key_guard
 from syncguard_django.models import FenceMark
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
-
-
-@pytest.fixture(scope="session")
-def postgres_database(django_db_setup, django_db_blocker):  # noqa: ARG001 - the set-up comes first
-    """The alias of a database on a PostgreSQL of our own; skips, and says why, without one."""
-    try:
-        with postgres_server() as where:
-            engine = {"ENGINE": "django.db.backends.postgresql", **where}
-            connections.settings["postgres"] = connections.configure_settings(
-                {"default": {}, "postgres": engine}
-            )["postgres"]
-            with django_db_blocker.unblock():
-                _wait_until_ready(connections["postgres"])
-                call_command("migrate", database="postgres", run_syncdb=True, verbosity=0)
-                connections["postgres"].close()
-                yield "postgres"
-                connections["postgres"].close()
-            del connections["postgres"]
-            del connections.settings["postgres"]
-    except UnavailableError as why:
-        pytest.skip(f"not tested on PostgreSQL: {why}")
-
-
-def _wait_until_ready(connection):
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return connection.ensure_connection()
-        except Exception:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
-
-
-@pytest.fixture(
-    params=[pytest.param("sqlite", marks=pytest.mark.django_db(transaction=True)), "postgres"]
-)
-def database(request):
-    """The alias of an empty database, on either server."""
-    if request.param == "sqlite":
-        yield "default"
-        return
-    alias = request.getfixturevalue("postgres_database")
-    blocker = request.getfixturevalue("django_db_blocker")
-    with blocker.unblock():
-        yield alias
-        FenceMark.objects.using(alias).all().delete()
-        Account.objects.using(alias).all().delete()
-        connections[alias].close()
 
 
 def write(fence, database, key="invoice:42", using="default"):
@@ -138,19 +88,19 @@ def test_the_other_databases_way_gives_the_same_answers(database):
     digest = fencing.key_digest("invoice:42")
     with transaction.atomic(using=database):
         answers = [
-            fencing._record_under_a_row_lock(digest, fence, database)
+            key_guard._record_under_a_row_lock(digest, fence, database)
             for fence in (TWO, ONE, TWO, THREE, TWO)
         ]
     assert answers == [True, False, True, True, False]
 
 
 @pytest.mark.parametrize(
-    "record", [fencing._record_in_one_statement, fencing._record_under_a_row_lock]
+    "record", [key_guard._record_in_one_statement, key_guard._record_under_a_row_lock]
 )
 def test_a_later_holder_waits_for_the_earlier_ones_transaction(
     postgres_database, django_db_blocker, record, monkeypatch
 ):
-    monkeypatch.setitem(fencing._RECORDERS, "postgresql", record)
+    monkeypatch.setitem(key_guard._RECORDERS, "postgresql", record)
     order = []
     earlier_is_in, earlier_may_go = threading.Event(), threading.Event()
 

@@ -1,0 +1,26 @@
+"""The fence guard: a database that refuses a holder whose lock has passed to another.
+
+``guard`` protects whatever a transaction writes; ``FencedModel`` protects single rows, and
+``FenceNeverDecreases`` makes the database itself refuse a lower fence. A fence is the token that a
+lock gave its holder (``held.fence``): fifteen digits, larger for every later holder, so that
+comparing the texts compares the holders. Public names, and nothing else.
+"""
+
+from syncguard_django.fencing.fence_constraint import FenceNeverDecreases
+from syncguard_django.fencing.fence_field import FenceField
+from syncguard_django.fencing.fence_values import NO_FENCE, StaleFence
+from syncguard_django.fencing.fenced_model import FencedModel
+from syncguard_django.fencing.fenced_queries import FencedQuerySet
+from syncguard_django.fencing.key_guard import forget, guard, key_digest
+
+__all__ = [
+    "NO_FENCE",
+    "FenceField",
+    "FenceNeverDecreases",
+    "FencedModel",
+    "FencedQuerySet",
+    "StaleFence",
+    "forget",
+    "guard",
+    "key_digest",
+]

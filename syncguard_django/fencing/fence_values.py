@@ -1,0 +1,39 @@
+"""A fence as a value: its form, the lowest one, and the error of a holder that is late."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from syncguard import FENCE_MAX, LockError, format_fence
+from syncguard_django.models import FENCE_DIGITS
+
+NO_FENCE: Final = format_fence(0)
+"""What a row carries that no holder has written yet."""
+
+
+class StaleFence(Exception):
+    """A later holder has written already. Nothing was changed; the work is not yours any more."""
+
+    def __init__(self, fence: str, seen: str) -> None:
+        super().__init__(fence, seen)
+        self.fence = fence
+        self.seen = seen
+
+    def __str__(self) -> str:
+        return (
+            f"fence {self.fence} is stale: a holder with fence {self.seen} has written since."
+            " Your lock has passed to another holder; stop, and do not write."
+            " If every new holder is refused, Redis has lost its fence counters: run"
+            " manage.py syncguard_guard --forget KEY once for each key, call forget_fences() for"
+            " the rows of a FencedModel, and set FENCE_FLOOR to 'clock' so that it cannot happen"
+            " again."
+        )
+
+
+def checked_fence(fence: str) -> str:
+    """The fence, or ``LockError("InvalidArgument")``."""
+    if not isinstance(fence, str) or len(fence) != FENCE_DIGITS or not fence.isdecimal():
+        raise LockError("InvalidArgument", f"a fence is a str of {FENCE_DIGITS} digits")
+    if fence > FENCE_MAX:
+        raise LockError("InvalidArgument", f"a fence is at most {FENCE_MAX}")
+    return fence

@@ -1,0 +1,78 @@
+"""The claim: the one statement that decides whether a holder may write a row.
+
+``UPDATE owner SET fence = x WHERE pk IN (...) AND fence <= x``, on the model that owns the column
+(with multi-table inheritance, the parent), inside a transaction. A claimed row is locked until
+the transaction ends, and carries the fence of the claimer. Nothing here writes anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+from django.db import connections, models
+
+from syncguard_django.fencing.fence_values import StaleFence
+
+BATCH: Final = 500
+"""Keys in one statement: every database accepts that many parameters."""
+
+T = TypeVar("T")
+
+
+def owner_of(model: type[models.Model]) -> type[models.Model]:
+    """The model whose table has the column ``fence``."""
+    owner = model._meta.get_field("fence").model._meta.concrete_model
+    assert owner is not None
+    return owner
+
+
+def is_inherited(model: type[models.Model]) -> bool:
+    """Whether the column is in the table of a parent (multi-table inheritance)."""
+    return owner_of(model) is not model._meta.concrete_model
+
+
+def key_in_owner(row: models.Model) -> Any:
+    """The primary key of the row in the table that has the fence; None: it has none yet."""
+    owner = owner_of(type(row))
+    key = row._get_pk_val(owner._meta)
+    for step in reversed(row._meta.get_path_to_parent(owner)):
+        # Child(pk=7) sets the link to the parent, and not the parent's own key.
+        if key is not None or not step.join_field.primary_key:
+            break
+        key = getattr(row, step.join_field.attname)
+    if isinstance(key, tuple) and None in key:
+        return None
+    return key
+
+
+def claim(owner: type[models.Model], keys: Iterable[Any], fence: str, using: str) -> int:
+    """Stamp these rows, which locks them. Returns how many there are; raises ``StaleFence``."""
+    claimed = 0
+    for batch in batches(keys):
+        rows = owner._base_manager.using(using).filter(pk__in=batch)
+        stamped = rows.filter(fence__lte=fence).update(fence=fence)
+        if stamped < len(batch):
+            refuse_if_higher(rows, fence, using)
+        claimed += stamped
+    return claimed
+
+
+def refuse_if_higher(rows: models.QuerySet[Any], fence: str, using: str) -> None:
+    """Raise ``StaleFence`` if one of the rows carries a higher fence."""
+    higher = rows.filter(fence__gt=fence).order_by("-fence")
+    if connections[using].vendor == "mysql":
+        # At REPEATABLE READ, MySQL's UPDATE sees the rows as they are, and its plain SELECT as
+        # they were when the transaction began. A locking read sees what the UPDATE saw.
+        higher = higher.select_for_update()
+    seen = higher.values_list("fence", flat=True).first()
+    if seen is not None:
+        raise StaleFence(fence, seen)
+
+
+def batches(keys: Iterable[T]) -> Iterator[list[T]]:
+    """The keys, each once, in lists that fit into one statement."""
+    left = iter(dict.fromkeys(keys))
+    while batch := list(islice(left, BATCH)):
+        yield batch

@@ -1,0 +1,86 @@
+"""A throw-away MariaDB for the tests, where its programs and a driver are found."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class UnavailableError(Exception):
+    """No MariaDB can be started here; the text says why."""
+
+
+@contextmanager
+def mariadb_server() -> Iterator[dict[str, object]]:
+    """A running server; gives Django's settings for its database."""
+    install, server = _program("mariadb-install-db"), _program("mariadbd")
+    _use_pymysql()
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    folder = Path(tempfile.mkdtemp(prefix="syncguard-mariadb-"))
+    data, path = folder / "data", folder / "socket"
+    try:
+        options = ["--no-defaults", f"--datadir={data}", f"--user={user}"]
+        _run([install, *options, "--auth-root-authentication-method=normal"])
+        process = subprocess.Popen(
+            [
+                *(server, *options, "--skip-networking", f"--socket={path}"),
+                *(f"--pid-file={folder}/pid", "--innodb-flush-log-at-trx-commit=0"),
+                *("--innodb-buffer-pool-size=32M", "--skip-log-bin"),
+            ],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _wait_until_it_listens(path)
+            # Every installation has an empty database of this name.
+            yield {"HOST": str(path), "USER": "root", "NAME": "test"}
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_it_listens(path: Path) -> None:
+    # PyMySQL leaves a socket to the garbage collector when it cannot connect.
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                return client.connect(str(path))
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+        time.sleep(0.05)
+
+
+def _use_pymysql() -> None:
+    # Django asks for mysqlclient, which has to be compiled; PyMySQL takes its place.
+    try:
+        import pymysql
+    except ImportError:
+        raise UnavailableError("PyMySQL is not installed") from None
+    pymysql.install_as_MySQLdb()
+
+
+def _program(name: str) -> str:
+    # Debian keeps servers in a folder that is not on everybody's PATH.
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
+    if found is None:
+        raise UnavailableError(f"MariaDB is not installed: no {name} was found")
+    return found
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UnavailableError(f"{Path(command[0]).name} failed: {done.stderr.strip()}")
