@@ -113,11 +113,12 @@ class FenceField(_CharField):
         self, value: object, compiler: SQLCompiler, connection: BaseDatabaseWrapper
     ) -> str:
         """Django 5.2: the SQL for a value, with ``%s`` in its place."""
+        column = getattr(self, "column", None)  # a field of no model has none
         is_update = isinstance(compiler, SQLUpdateCompiler) and not isinstance(value, Exactly)
-        if not is_update or self.column is None:
+        if column is None or not is_update:
             return "%s"
         greatest = "MAX" if connection.vendor == "sqlite" else "GREATEST"
-        return f"{greatest}({connection.ops.quote_name(self.column)}, %s)"
+        return f"{greatest}({connection.ops.quote_name(column)}, %s)"
 
     def get_placeholder_sql(
         self, value: object, compiler: SQLCompiler, connection: BaseDatabaseWrapper
