@@ -6,6 +6,7 @@ need it are skipped, and say what is missing.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,25 @@ def alias_for(alias: str, entry: dict[str, object]) -> Iterator[str]:
         connections[alias].close()
         del connections[alias]
         del connections.settings[alias]
+
+
+@contextmanager
+def isolated(alias: str, level: str) -> Iterator[str]:
+    """Another alias of the same database, whose transactions have this isolation level."""
+    other = f"{alias} at {level}"
+    entry = copy.deepcopy(connections.settings[alias])
+    entry["OPTIONS"]["isolation_level"] = level if alias == "mariadb" else _POSTGRES_LEVELS[level]
+    connections.settings[other] = entry
+    try:
+        yield other
+    finally:
+        connections[other].close()
+        del connections[other]
+        del connections.settings[other]
+
+
+# The numbers of psycopg's IsolationLevel.
+_POSTGRES_LEVELS = {"read committed": 2, "repeatable read": 3, "serializable": 4}
 
 
 def _wait_until_ready(connection):
