@@ -34,6 +34,7 @@ FOREIGN = {
     # Django
     *("CACHES", "INSTALLED_APPS", "SILENCED_SYSTEM_CHECKS", "ImproperlyConfigured", "FLUSHDB"),
     *("override_settings", "RedisCache", "HttpRequest", "makemigrations", "--deploy", "--tag"),
+    *("AlterField", "CharField", "OperationalError"),
     *("default_src", "dumpdata", "cache.clear", "setting_changed", "--run-syncdb"),
     *("sync_to_async", "async_to_sync"),
     # Celery
@@ -43,6 +44,8 @@ FOREIGN = {
     # Redis and its client
     *("noeviction", "maxmemory_policy", "min_replicas_to_write", "CONFIG", "INFO", "BLPOP"),
     *("socket_timeout", "ssl_ca_certs", "username", "password", "db", "cjson.encode", "Lock"),
+    # Other databases
+    *("REPLACE", "SUPER", "TRIGGER", "log_bin_trust_function_creators"),
     # Others
     *("RFencedLock", "MUST", "NEVER"),
 }
@@ -140,10 +143,9 @@ def command_options() -> set[str]:
 
 @cache
 def check_ids() -> frozenset[str]:
-    source = (
-        Path(importlib.import_module("syncguard_django").__file__).parent / "checks.py"
-    ).read_text()
-    return frozenset(re.findall(r"syncguard\.[EW]\d{3}", source))
+    package = Path(importlib.import_module("syncguard_django").__file__).parent
+    sources = [source.read_text() for source in package.rglob("*.py")]
+    return frozenset(re.findall(r"syncguard\.[EW]\d{3}", "".join(sources)))
 
 
 def exists(dotted: str) -> bool:

@@ -5,6 +5,8 @@
 import django.db.models.deletion
 from django.db import migrations, models
 
+import syncguard_django.fencing
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -35,10 +37,7 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                (
-                    "fence",
-                    models.CharField(default="000000000000000", editable=False, max_length=15),
-                ),
+                ("fence", syncguard_django.fencing.FenceField()),
                 ("customer", models.CharField(max_length=100)),
                 ("amount", models.DecimalField(decimal_places=2, max_digits=10)),
                 (
