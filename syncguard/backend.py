@@ -3,9 +3,10 @@
 ``LockBackend`` and ``AsyncLockBackend`` are the contract; ``syncguard.testing`` publishes the
 suite that holds a backend to it. Operations are single attempts: retries live in ``lock()``.
 
-A backend may also offer ``open_waiter`` (to be woken instead of sleeping) and
-``open_extend_channel`` (to extend many locks on a connection of its own). Without them
-``lock()`` sleeps between attempts, and heartbeats call ``extend``.
+A backend may also offer ``open_waiter`` (to be woken instead of sleeping),
+``open_extend_channel`` (to extend many locks on a connection of its own) and ``release_many`` (to
+release many locks in few round trips). Without them ``lock()`` sleeps between attempts, heartbeats
+call ``extend``, and many locks are released one after the other.
 """
 
 from __future__ import annotations
@@ -230,6 +231,15 @@ class Wakeable(Protocol):
 
 
 @runtime_checkable
+class ReleasesMany(Protocol):
+    """A backend that releases many locks in few round trips."""
+
+    def release_many(self, lock_ids: Sequence[str], /) -> list[ReleaseResult | LockError]:
+        """One result for each lock id, in their order; an error is returned, not raised."""
+        ...
+
+
+@runtime_checkable
 class AsyncWakeable(Protocol):
     """An asyncio backend that can wake a waiter."""
 
@@ -245,3 +255,21 @@ def check_signal(signal: Signal | None) -> None:
         raise invalid_argument("signal must have a method is_set(), like threading.Event")
     if is_set():
         raise LockError("Aborted")
+
+
+def release_many(backend: LockBackend, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
+    """Release many locks of one backend: at once where it can, else one after the other.
+
+    After an error the rest is not tried: a server that is down costs its time-out once.
+    """
+    if isinstance(backend, ReleasesMany):
+        return backend.release_many(lock_ids)
+    results: list[ReleaseResult | LockError] = []
+    failed: LockError | None = None
+    for lock_id in lock_ids:
+        try:
+            results.append(failed or backend.release(lock_id))
+        except LockError as error:
+            failed = error
+            results.append(error)
+    return results

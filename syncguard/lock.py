@@ -117,6 +117,8 @@ class Lock:
         self._held: Held | None = None
         self._block: Block | None = None
         self._watch: Watch | None = None
+        self._answer: ReleaseResult | LockError | None = None
+        """What releasing came to, where it was done together with others."""
 
     def __enter__(self) -> Held:
         is_taken, waiter = False, None
@@ -187,6 +189,11 @@ class Lock:
         return was_lost(held, known_lost, released)
 
     def _leave(self, held: Held) -> ReleaseResult:
+        answer, self._answer = self._answer, None
+        if isinstance(answer, LockError):
+            raise answer
+        if answer is not None:
+            return answer
         if held.kept is None:
             return self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept

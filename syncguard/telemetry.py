@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from syncguard.backend import ExtendChannel, Extension, LockBackend, Refusal, Waiter
+from syncguard.backend import (
+    ExtendChannel,
+    Extension,
+    LockBackend,
+    Refusal,
+    Waiter,
+    release_many,
+)
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.courier import deliver
 from syncguard.disposal import Disposal
@@ -94,6 +101,15 @@ class ReportingBackend(Lockable):
             raise
         self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
         return result
+
+    def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
+        results = release_many(self._inner, lock_ids)
+        for lock_id, result in zip(lock_ids, results, strict=True):
+            if isinstance(result, LockError):
+                self._failed("release", result, lock_id=lock_id)
+            else:
+                self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
+        return results
 
     def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None

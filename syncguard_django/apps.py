@@ -5,10 +5,13 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core import checks
 from django.core.signals import setting_changed
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 
 from syncguard_django.aliases import locks
 from syncguard_django.checks import TAG, check_deployment, check_settings
 from syncguard_django.configuration import SETTING, hide_passwords
+from syncguard_django.open_transactions import note_queries
 
 
 class SyncGuardConfig(AppConfig):
@@ -26,9 +29,14 @@ class SyncGuardConfig(AppConfig):
         checks.register(check_deployment, TAG, deploy=True)
         checks.register(check_fenced_models, TAG)
         setting_changed.connect(_read_again, dispatch_uid="syncguard_django")
+        connection_created.connect(_note_queries, dispatch_uid="syncguard_django")
 
 
 def _read_again(*, setting: str, **_kwargs: object) -> None:
     if setting in (SETTING, "CACHES"):
         hide_passwords()
         locks.reset()
+
+
+def _note_queries(*, connection: BaseDatabaseWrapper, **_kwargs: object) -> None:
+    note_queries(connection)

@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -35,7 +35,13 @@ KNOWN: Final = (
     "HASH_SECRET",
     "FENCE_FLOOR",
     "TELEMETRY",
+    "HOLD_UNTIL",
 )
+
+Until = Literal["transaction", "block"]
+"""How long a lock lasts: until the transaction around its block has ended, or only the block."""
+
+UNTIL: Final[tuple[Until, ...]] = get_args(Until)
 
 ProblemKind = Literal["shape", "unknown", "value", "cache"]
 
@@ -66,6 +72,7 @@ class AliasSettings:
     hash_secret: str | bytes | None = field(repr=False)
     fence_floor: Literal["clock"] | None
     telemetry: bool
+    hold_until: Until
     cache: str | None
     options: Mapping[str, object] = field(repr=False)
     """For the client: everything but the host and the port."""
@@ -184,6 +191,9 @@ class _Reader:
             ),
             telemetry=self._value(
                 "TELEMETRY", False, "True or False", lambda v: isinstance(v, bool)
+            ),
+            hold_until=self._value(
+                "HOLD_UNTIL", "transaction", "'transaction' or 'block'", lambda v: v in UNTIL
             ),
             cache=self._entry.get("CACHE"),
             options={name: value for name, value in options.items() if value is not None},

@@ -1,7 +1,8 @@
 """``locked``: a lock around a function or a view, plain or ``async def``.
 
 A view is what is called with an ``HttpRequest``. If it cannot get its lock, it answers
-423 Locked with Retry-After; any other function raises ``LockError("AcquisitionTimeout")``.
+423 Locked with Retry-After; any other function raises ``LockError("AcquisitionTimeout")``. The
+transactions that ATOMIC_REQUESTS asks for are opened inside the lock.
 """
 
 from __future__ import annotations
@@ -14,13 +15,20 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from typing import Any, ParamSpec, TypeVar, cast
 
-from django.http import HttpRequest, HttpResponse
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpResponse
 
 from syncguard import Acquisition, LockError, LockInfo
 from syncguard.key_templates import key_of
 from syncguard_django.aliases import alocks, locks
-from syncguard_django.configuration import DEFAULT_ALIAS, configuration
+from syncguard_django.configuration import DEFAULT_ALIAS, Until, configuration
+from syncguard_django.deferred_locks import finished
 from syncguard_django.locking import OnLost, alock, lock
+from syncguard_django.view_transactions import (
+    RequestTransactions,
+    open_inside_the_lock,
+    request_of,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,6 +45,7 @@ def locked(
     holder: str | None = None,
     on_lost: OnLost | None = None,
     reentrant: bool = False,
+    until: Until | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Hold a lock while the function runs. The key is a template over its arguments::
 
@@ -62,8 +71,16 @@ def locked(
                 "InvalidArgument", "a generator runs after its call: use lock() inside it instead"
             )
         find_key = key_of(key, function)
-        wrap = _locked_async if inspect.iscoroutinefunction(function) else _locked
-        return cast("Callable[P, R]", functools.wraps(function)(wrap(function, find_key, options)))
+        wrapped: Callable[..., Any]
+        if iscoroutinefunction(function):
+            if until == "transaction":
+                raise LockError("InvalidArgument", "the lock of an async def ends with its block")
+            wrapped = functools.wraps(function)(_locked_async(function, find_key, options))
+        else:
+            more = {**options, "until": until}
+            wrapped = functools.wraps(function)(_locked(function, find_key, more))
+            open_inside_the_lock(wrapped, function)
+        return cast("Callable[P, R]", wrapped)
 
     return decorate
 
@@ -73,14 +90,20 @@ def _locked(
 ) -> Callable[..., Any]:
     def locked(*args: Any, **kwargs: Any) -> Any:
         key = find_key(*args, **kwargs)
+        request = request_of(args, kwargs)
+        transactions = RequestTransactions(request)
+        aliases = transactions.to_open()
+        warned = options["until"] != "block" and transactions.warn_if_open(function)
+        taken = lock(key, **options)
         with ExitStack() as stack:
             try:
-                stack.enter_context(lock(key, **options))
+                held = stack.enter_context(taken.without_warning() if warned else taken)
             except LockError as error:
-                if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
+                if error.code != "AcquisitionTimeout" or request is None:
                     raise
                 return _refusal(_ask(key, options["using"]), options)
-            return function(*args, **kwargs)
+            stack.enter_context(transactions.opened(aliases, held))
+            return finished(function(*args, **kwargs))
 
     return locked
 
@@ -94,17 +117,12 @@ def _locked_async(
             try:
                 await stack.enter_async_context(alock(key, **options))
             except LockError as error:
-                if error.code != "AcquisitionTimeout" or not _is_view_call(args, kwargs):
+                if error.code != "AcquisitionTimeout" or request_of(args, kwargs) is None:
                     raise
                 return _refusal(await _ask_async(key, options["using"]), options)
             return await function(*args, **kwargs)
 
     return locked
-
-
-def _is_view_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a request came in: first, or after ``self``."""
-    return any(isinstance(value, HttpRequest) for value in (*args[:2], kwargs.get("request")))
 
 
 def _ask(key: str, using: str) -> LockInfo | None:

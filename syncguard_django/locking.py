@@ -1,19 +1,22 @@
 """``lock`` and ``alock``: the locks of SyncGuard, with an alias instead of a backend.
 
-They take the defaults of the alias (``TTL_MS``, ``ACQUISITION``) where the caller names none.
+They take the defaults of the alias (``TTL_MS``, ``ACQUISITION``, ``HOLD_UNTIL``) where the caller
+names none.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from syncguard import Acquisition, Held, Lock, LockError, ReleaseErrorContext, aio
+from syncguard import Acquisition, Held, LockError, ReleaseErrorContext, aio
 from syncguard import lock as lock_on
 from syncguard.aio import AsyncLock
 from syncguard_django.aliases import alocks, locks
-from syncguard_django.configuration import DEFAULT_ALIAS, configuration
+from syncguard_django.configuration import DEFAULT_ALIAS, UNTIL, Until, configuration
+from syncguard_django.deferred_locks import TransactionLock, slot_of
 from syncguard_django.signals import async_sender_of_events, loss_of, sender_of_events
 
 OnLost = Callable[[Held], object] | Callable[[], object]
@@ -39,13 +42,22 @@ def lock(
     on_release_error: OnReleaseError | None = None,
     signal: Signal | None = None,
     reentrant: bool = False,
-) -> Lock:
-    """``syncguard.lock`` on the backend of an alias, for a ``with`` block."""
+    until: Until | None = None,
+) -> TransactionLock:
+    """``syncguard.lock`` on the backend of an alias, for a ``with`` block or as a decorator.
+
+    A block that ends inside an open transaction keeps its lock until the transaction has ended,
+    unless ``until="block"``.
+    """
+    if until is not None and until not in UNTIL:
+        raise LockError("InvalidArgument", "until must be 'transaction' or 'block'")
     backend = locks[using]
     settings = configuration().of(using)
+    told_of_loss = _signalling(None, using, backend.hash) if settings.telemetry else None
     if settings.telemetry and (auto_extend or on_lost is not None):
         on_lost = _signalling(on_lost, using, backend.hash)
-    return lock_on(
+    make = partial(
+        lock_on,
         backend,
         key,
         settings.ttl_ms if ttl_ms is None else ttl_ms,
@@ -58,6 +70,7 @@ def lock(
         signal=signal,
         reentrant=reentrant,
     )
+    return TransactionLock(make, slot_of(backend, key), until or settings.hold_until, told_of_loss)
 
 
 def alock(
@@ -74,7 +87,10 @@ def alock(
     signal: Signal | None = None,
     reentrant: bool = False,
 ) -> AsyncLock:
-    """``syncguard.aio.lock`` on the backend of an alias, for ``async with`` in the running loop."""
+    """``syncguard.aio.lock`` on the backend of an alias, for ``async with`` in the running loop.
+
+    Its block releases it, whatever ``HOLD_UNTIL`` says: no transaction lasts across an ``await``.
+    """
     backend = alocks[using]
     settings = configuration().of(using)
     if settings.telemetry and (auto_extend or on_lost is not None):
@@ -98,7 +114,9 @@ def alock(
 # Therefore whoever is watched for a loss also signals it.
 
 
-def _signalling(on_lost: OnLost | None, using: str, hash: Callable[[str], str]) -> OnLost:
+def _signalling(
+    on_lost: OnLost | None, using: str, hash: Callable[[str], str]
+) -> Callable[[Held], None]:
     def lost(held: Held) -> None:
         sender_of_events(using)(loss_of(hash(held.lock_id)))
         _told(on_lost, held)

@@ -1,0 +1,112 @@
+"""Locks whose block has ended, and which are released later: when a transaction has ended, say.
+
+Until then they are extended, also where ``auto_extend`` is off, up to ``max_hold_ms``. Blocking
+only. This module and ``lock`` are the two that may touch the inside of a ``Lock``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from syncguard import heartbeat
+from syncguard.backend import LockBackend, release_many
+from syncguard.current import Block
+from syncguard.errors import LockError, LockLost
+from syncguard.held import Held
+from syncguard.lock import Lock
+from syncguard.types import ReleaseResult
+
+
+class LateRelease:
+    """A lock that is still held after its block. Dropping this stops its extension."""
+
+    __slots__ = ("_lock", "backend", "held")
+
+    def __init__(self, lock: Lock, held: Held) -> None:
+        self._lock = lock
+        self.backend: LockBackend = lock._backend
+        self.held = held
+
+    @contextmanager
+    def enter_again(self) -> Iterator[Held]:
+        """A block in which the lock is held as before, with the same fence. Leaving releases
+        nothing. Raises LockLost on entering a lock that was lost."""
+        self.held.ensure_held()
+        block = Block(self.backend, self._lock._options.key, self.held)
+        try:
+            block.enter()
+            yield self.held
+        finally:
+            block.leave()
+
+    def __repr__(self) -> str:
+        return f"<LateRelease of {self.held!r}>"
+
+
+def release_later(lock: Lock) -> LateRelease | None:
+    """End the block of ``lock`` without releasing it. Call this instead of ``lock.__exit__``.
+
+    None where the block is not to release it anyway, now or later: it was entered again by
+    ``reentrant``, or is a forked parent's. Then call ``lock.__exit__``.
+    """
+    held, block, watch, options = lock._held, lock._block, lock._watch, lock._options
+    assert held is not None
+    assert block is not None
+    if not block.owns_release:
+        return None
+    later = Lock(lock._backend, options)
+    later._free = []
+    later._held = held
+    if watch is None or not options.auto_extend:
+        if watch is not None:  # it only told of a loss
+            heartbeat.unwatch(watch)
+        watch = heartbeat.watch(held, lock._backend, options.ttl_ms)
+    later._watch = watch
+    later._block = block
+    lock._watch = None
+    lock._forget()  # takes the block off the stack
+    return LateRelease(later, held)
+
+
+def release_together(late: Iterable[LateRelease]) -> list[Held]:
+    """Release locks in few round trips; those that were lost before are returned.
+
+    Errors reach ``on_release_error``, as they do when a block ends. In a forked child nothing is
+    released: the locks are the parent's.
+    """
+    ours = [one for one in late if not one.held.in_forked_child]
+    for one in ours:
+        if one._lock._watch is not None:
+            heartbeat.unwatch(one._lock._watch)
+    by_backend: dict[int, list[LateRelease]] = {}
+    for one in ours:
+        by_backend.setdefault(id(one.backend), []).append(one)
+    return [held for group in by_backend.values() for held in _release(group)]
+
+
+def _release(group: Sequence[LateRelease]) -> list[Held]:
+    plain = [one for one in group if one.held.kept is None]
+    answers: dict[str, ReleaseResult | LockError] = {}
+    if len(plain) > 1:
+        ids = [one.held.lock_id for one in plain]
+        answers = dict(zip(ids, _released(group[0].backend, ids), strict=True))
+    lost = []
+    for one in group:
+        one._lock._answer = answers.get(one.held.lock_id)
+        try:
+            one._lock.__exit__(None, None, None)
+        except LockLost:
+            lost.append(one.held)
+    return lost
+
+
+def _released(backend: LockBackend, ids: Sequence[str]) -> list[ReleaseResult | LockError]:
+    try:
+        return release_many(backend, ids)
+    except BaseException:
+        # A time limit or Ctrl-C, which must pass: but nobody comes back for these locks.
+        with contextlib.suppress(LockError):
+            release_many(backend, ids)
+        raise

@@ -1,0 +1,199 @@
+"""Locks that are left inside an open transaction: held, and extended, until it has ended.
+
+A lock waits for every transaction that was open in its thread when its block ended, whatever the
+database: each of them may hold writes that only the lock protects. Taken again meanwhile by the
+same thread, it is entered again with the same fence. In a forked child nothing is released, and
+nothing is entered again: the locks are the parent's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, ParamSpec, TypeVar
+
+from syncguard import (
+    Held,
+    LateRelease,
+    Lock,
+    LockError,
+    normalize_and_validate_key,
+    release_later,
+    release_together,
+)
+from syncguard_django.configuration import Until
+from syncguard_django.lock_order import AFTER_A_QUERY, MANY, warn_at_call_site
+from syncguard_django.open_transactions import Connection, has_run_a_query, open_transactions
+from syncguard_django.transaction_end import TransactionEnd, end_of_transaction
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MANY: Final = 1_000
+_logger: Final = logging.getLogger("syncguard")
+
+_Slot = tuple[int, str]
+"""The identity of the backend, and the key."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.locks: dict[_Slot, DeferredLock] = {}
+
+
+_here: Final = _Here()
+
+
+class DeferredLock:
+    """One lock, whose block has ended, and the transactions that it waits for."""
+
+    def __init__(
+        self, late: LateRelease, slot: _Slot, on_loss: Callable[[Held], object] | None
+    ) -> None:
+        self.late = late
+        self.on_loss = on_loss
+        self._slot = slot
+        self._home = _here.locks
+        self._home[slot] = self
+        self._ends: list[TransactionEnd] = []
+
+    @property
+    def is_lost(self) -> bool:
+        held = self.late.held
+        return not held.in_forked_child and held.lost
+
+    def wait_for(self, transactions: list[Connection]) -> None:
+        """Stay until these have ended, too."""
+        for connection in transactions:
+            end = end_of_transaction(connection, _ended)
+            if end not in self._ends:
+                self._ends.append(end)
+                end.waiting.append(self)
+                if len(end.waiting) == _MANY:
+                    warn_at_call_site(MANY.format(count=_MANY))
+
+    def ended(self, end: TransactionEnd) -> bool:
+        """One of them has. True: it was the last."""
+        self._ends.remove(end)
+        if not self._ends and self._home.get(self._slot) is self:
+            del self._home[self._slot]
+        return not self._ends
+
+
+def deferred_lock(slot: _Slot) -> DeferredLock | None:
+    """The lock that this thread holds already, because a transaction has not ended yet."""
+    found = _here.locks.get(slot)
+    return None if found is None or found.late.held.in_forked_child else found
+
+
+def _ended(end: TransactionEnd, waiting: list[DeferredLock], committed: bool) -> None:
+    done = [one for one in waiting if one.ended(end)]
+    on_loss = {id(one.late.held): one.on_loss for one in done}
+    for held in release_together(one.late for one in done):
+        tell = on_loss[id(held)]
+        if tell is not None:
+            tell(held)
+        if committed:
+            _logger.error(
+                "a lock was lost before the transaction that it protects was committed; the"
+                " transaction is committed, and was not protected to the end"
+            )
+
+
+class TransactionLock:
+    """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
+
+    def __init__(
+        self,
+        make: Callable[[], Lock],
+        slot: _Slot,
+        until: Until,
+        on_loss: Callable[[Held], object] | None,
+    ) -> None:
+        self._make = make
+        self._lock = make()
+        self._slot = slot
+        self._until = until
+        self._on_loss = on_loss
+        self._warns = until == "transaction"
+        self._again: tuple[DeferredLock, AbstractContextManager[Held]] | None = None
+        self._held: Held | None = None
+
+    def without_warning(self) -> TransactionLock:
+        """For a caller that has warned of the order already."""
+        self._warns = False
+        return self
+
+    def __enter__(self) -> Held:
+        deferred = deferred_lock(self._slot)
+        if deferred is None:
+            if self._warns:
+                _warn_after_a_query()
+            self._held = self._lock.__enter__()
+            return self._held
+        again = deferred.late.enter_again()
+        held = again.__enter__()
+        self._again = deferred, again
+        return held
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        transactions = open_transactions() if self._until == "transaction" else []
+        if self._again is not None:
+            (deferred, again), self._again = self._again, None
+            deferred.wait_for(transactions)
+            again.__exit__(kind, error, traceback)
+            return
+        held, self._held = self._held, None
+        if not transactions or held is None or held.lost:
+            self._lock.__exit__(kind, error, traceback)
+            return
+        late = release_later(self._lock)
+        if late is None:
+            self._lock.__exit__(kind, error, traceback)
+            return
+        DeferredLock(late, self._slot, self._on_loss).wait_for(transactions)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        self._lock(function)  # refuses what cannot be locked
+
+        @functools.wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with TransactionLock(self._make, self._slot, self._until, self._on_loss):
+                return finished(function(*args, **kwargs))
+
+        return locked
+
+    def __repr__(self) -> str:
+        return repr(self._lock)
+
+
+def slot_of(backend: object, key: str) -> _Slot:
+    return id(backend), normalize_and_validate_key(key)
+
+
+def finished(result: R) -> R:
+    """What a locked function returned, unless that is a body which has yet to run."""
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not inspect.isasyncgen(result):
+        return result
+    raise LockError(
+        "InvalidArgument",
+        "the function returned a coroutine or a generator, which runs after the lock is released:"
+        " lock the async def itself, or use lock() inside the generator",
+    )
+
+
+def _warn_after_a_query() -> None:
+    if any(has_run_a_query(connection) for connection in open_transactions()):
+        warn_at_call_site(AFTER_A_QUERY)

@@ -1,0 +1,100 @@
+"""Lock, then transaction, then view: for views that ``locked`` decorates under ATOMIC_REQUESTS.
+
+Django opens the transactions of a request around the view that its resolver found, unless the
+view's ``_non_atomic_requests`` holds the database. ``locked`` gives a view such a set, which holds
+every database, and opens the transactions itself, inside the lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final
+
+from asgiref.sync import iscoroutinefunction
+from django.db import connections, transaction
+from django.http import HttpRequest
+
+from syncguard import Held
+from syncguard_django.lock_order import warn_of_view
+from syncguard_django.open_transactions import is_open
+
+_ATTRIBUTE: Final = "_non_atomic_requests"
+_OPENED: Final = "_syncguard_opened_transactions"
+
+
+class OpenedInsideTheLock(set[str]):
+    """Holds every database for Django; its elements are those that the user opted out."""
+
+    def __contains__(self, _alias: object) -> bool:
+        return True
+
+
+def open_inside_the_lock(locked_view: Callable[..., Any], view: Callable[..., Any]) -> None:
+    """Let ``locked`` open the transactions of a plain view. Always a new set: Django shares its
+    own among the functions that wrap each other."""
+    own = getattr(view, _ATTRIBUTE, ())
+    setattr(locked_view, _ATTRIBUTE, OpenedInsideTheLock(own))
+
+
+def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
+    """The request that came in first, or after ``self``; also inside Django REST framework's."""
+    for value in (*args[:2], kwargs.get("request")):
+        for request in (value, getattr(value, "_request", None)):
+            if isinstance(request, HttpRequest):
+                return request
+    return None
+
+
+class RequestTransactions:
+    """The transactions of one request, as seen by one call of a locked view."""
+
+    def __init__(self, request: HttpRequest | None) -> None:
+        self._request = request
+        match = getattr(request, "resolver_match", None)
+        self._view = getattr(match, "func", None)
+        self._opted_out: set[str] = getattr(self._view, _ATTRIBUTE, set())
+
+    def to_open(self) -> list[str]:
+        """The databases whose transactions are ours to open: once a request.
+
+        Raises RuntimeError for an async view, as Django does.
+        """
+        ours = isinstance(self._opted_out, OpenedInsideTheLock)
+        if not ours or hasattr(self._request, _OPENED):
+            return []
+        aliases = self._atomic_aliases()
+        if aliases and iscoroutinefunction(self._view):
+            raise RuntimeError("You cannot use ATOMIC_REQUESTS with async views.")
+        return aliases
+
+    def warn_if_open(self, function: Callable[..., Any]) -> bool:
+        """Warn if Django has opened them already, outside of the lock."""
+        if self._view is None or isinstance(self._opted_out, OpenedInsideTheLock):
+            return False
+        if not any(is_open(connections[alias]) for alias in self._atomic_aliases()):
+            return False
+        name = getattr(function, "__qualname__", type(function).__name__)
+        warn_of_view(f"{function.__module__}.{name}")
+        return True
+
+    @contextmanager
+    def opened(self, aliases: list[str], held: Held) -> Iterator[None]:
+        """Around the view. Nothing is committed once the lock is known to be lost."""
+        if not aliases:
+            yield
+            return
+        setattr(self._request, _OPENED, True)
+        with ExitStack() as stack:
+            for alias in reversed(aliases):  # as Django nests them
+                stack.enter_context(transaction.atomic(using=alias))
+            yield
+            held.ensure_held()
+
+    def _atomic_aliases(self) -> list[str]:
+        opted_out = list(self._opted_out)  # not asked itself: it may hold every database
+        return [
+            alias
+            for alias, settings in connections.settings.items()
+            if settings["ATOMIC_REQUESTS"] and alias not in opted_out
+        ]
