@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -102,8 +102,15 @@ def _locked(
                 if error.code != "AcquisitionTimeout" or request is None:
                     raise
                 return _refusal(_ask(key, options["using"]), options)
-            stack.enter_context(transactions.opened(aliases, held))
-            return finished(function(*args, **kwargs))
+            if not aliases:
+                return finished(function(*args, **kwargs))
+            # Left inside the transaction, the lock is released after the commit and before the
+            # hooks of on_commit: a task that one of them publishes may need it.
+            with (
+                transactions.opened(aliases, held),
+                stack.pop_all() if taken.until == "transaction" else nullcontext(),
+            ):
+                return finished(function(*args, **kwargs))
 
     return locked
 

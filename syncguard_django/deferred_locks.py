@@ -118,7 +118,7 @@ class TransactionLock:
         self._make = make
         self._lock = make()
         self._slot = slot
-        self._until = until
+        self.until = until
         self._on_loss = on_loss
         self._warns = until == "transaction"
         self._again: tuple[DeferredLock, AbstractContextManager[Held]] | None = None
@@ -147,7 +147,7 @@ class TransactionLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        transactions = open_transactions() if self._until == "transaction" else []
+        transactions = open_transactions() if self.until == "transaction" else []
         if self._again is not None:
             (deferred, again), self._again = self._again, None
             deferred.wait_for(transactions)
@@ -168,7 +168,7 @@ class TransactionLock:
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with TransactionLock(self._make, self._slot, self._until, self._on_loss):
+            with TransactionLock(self._make, self._slot, self.until, self._on_loss):
                 return finished(function(*args, **kwargs))
 
         return locked

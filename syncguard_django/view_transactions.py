@@ -81,9 +81,6 @@ class RequestTransactions:
     @contextmanager
     def opened(self, aliases: list[str], held: Held) -> Iterator[None]:
         """Around the view. Nothing is committed once the lock is known to be lost."""
-        if not aliases:
-            yield
-            return
         setattr(self._request, _OPENED, True)
         with ExitStack() as stack:
             for alias in reversed(aliases):  # as Django nests them

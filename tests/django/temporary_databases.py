@@ -1,0 +1,57 @@
+"""Databases beside the one of the test site: real files, real servers, real commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from django.db import OperationalError, connections
+
+
+@contextmanager
+def temporary_database(alias: str, settings: dict[str, object]) -> Iterator[str]:
+    """A connection of that alias, for as long as the block lasts; gives the alias."""
+    configured = connections.configure_settings({"default": {}, alias: settings})[alias]
+    connections.settings[alias] = configured
+    try:
+        wait_until_ready(alias)
+        yield alias
+        connections[alias].close()
+    finally:
+        del connections[alias]
+        del connections.settings[alias]
+
+
+def wait_until_ready(alias: str) -> None:
+    """A server that was started just now takes a moment."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            connections[alias].ensure_connection()
+            return
+        except OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def run(alias: str, sql: str) -> list[tuple[object, ...]]:
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
+def start_counting(alias: str) -> None:
+    run(alias, "DROP TABLE IF EXISTS counter")
+    run(alias, "CREATE TABLE counter (n INTEGER NOT NULL)")
+    run(alias, "INSERT INTO counter VALUES (0)")
+
+
+def count_one(alias: str) -> None:
+    run(alias, "UPDATE counter SET n = n + 1")
+
+
+def counted(alias: str) -> int:
+    ((n,),) = run(alias, "SELECT n FROM counter")
+    return n
