@@ -130,6 +130,7 @@ class RedisBackend(Configured, Lockable):
         calls = [self._calls.release(lock_id) for lock_id in lock_ids]
         if self._pool is None:
             return run_in_turn(self._runner.run, calls)
+        self._runner.close()  # the connection that it keeps serves here: no other is opened
         return run_together(self._pool, self._runner.run, calls)
 
     def extend(

@@ -1,0 +1,285 @@
+"""Locks that outlive their block: extended until they are released, many in few round trips."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from redis.connection import Connection
+
+from syncguard import (
+    Acquisition,
+    LockError,
+    LockLost,
+    current_lock,
+    lock,
+    release_later,
+    release_together,
+    with_telemetry,
+)
+from syncguard.redis import RedisBackend
+
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+
+
+@pytest.fixture
+def backend(syncguard_redis):
+    with RedisBackend.from_url(syncguard_redis.url, key_prefix="late") as backend:
+        yield backend
+
+
+def taken(backend, key, **options):
+    """A lock whose block has ended, and which is still held."""
+    taking = lock(backend, key, **options)
+    taking.__enter__()
+    return release_later(taking)
+
+
+def wait_until(is_true):
+    deadline = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_lock_outlives_its_block_until_it_is_released(backend):
+    late = taken(backend, "a")
+    assert backend.is_locked("a")
+    assert current_lock() is None
+    assert release_together([late]) == []
+    assert not backend.is_locked("a")
+
+
+def test_the_lock_object_may_be_used_for_another_block_meanwhile(backend):
+    taking = lock(backend, "a", acquisition=AT_ONCE)
+    taking.__enter__()
+    late = release_later(taking)
+    with pytest.raises(LockError) as raised, taking:
+        pass
+    assert raised.value.code == "AcquisitionTimeout"
+    release_together([late])
+    with taking:
+        pass
+
+
+def test_it_is_extended_meanwhile(backend):
+    told = []
+    late = taken(backend, "a", ttl_ms=1_500, on_lost=told.append)
+    granted_until_ms = late.held.expires_at_ms
+    wait_until(lambda: late.held.expires_at_ms > granted_until_ms)
+    backend.release(late.held.lock_id)
+    wait_until(lambda: told == [late.held])
+    assert release_together([late]) == [late.held]
+
+
+def test_it_is_entered_again_with_the_same_fence(backend):
+    late = taken(backend, "a")
+    with late.enter_again() as held:
+        assert current_lock() is held
+        with pytest.raises(LockError, match="holds this lock already"), lock(backend, "a"):
+            pass
+        with lock(backend, "a", reentrant=True) as inner:
+            assert inner.fence == held.fence
+    assert current_lock() is None
+    assert backend.is_locked("a")
+    release_together([late])
+    assert not backend.is_locked("a")
+
+
+def test_a_lost_lock_is_not_entered_again(backend):
+    late = taken(backend, "a", ttl_ms=300)
+    backend.release(late.held.lock_id)
+    wait_until(lambda: late.held.lost)
+    with pytest.raises(LockLost), late.enter_again():
+        pass
+
+
+def test_a_block_inside_of_another_one_releases_nothing_later(backend):
+    with lock(backend, "a") as outer:
+        inner = lock(backend, "a", reentrant=True)
+        assert inner.__enter__() is outer
+        assert release_later(inner) is None
+        inner.__exit__(None, None, None)
+        assert backend.is_locked("a")
+    assert not backend.is_locked("a")
+
+
+def test_a_forked_child_releases_nothing(backend):
+    late = taken(backend, "a")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(release_together([late])))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert backend.is_locked("a")
+    release_together([late])
+
+
+def test_a_lock_that_is_to_be_kept_is_kept(backend):
+    kept, other, third = (taken(backend, key) for key in "abc")
+    kept.held.keep(60_000)
+    assert release_together([kept, other, third]) == []
+    assert [backend.is_locked(key) for key in "abc"] == [True, False, False]
+
+
+def test_neither_key_nor_lock_id_is_shown(backend):
+    late = taken(backend, "secret-key")
+    assert "secret-key" not in repr(late)
+    assert late.held.lock_id not in repr(late)
+    release_together([late])
+
+
+def test_those_that_were_lost_are_named(backend):
+    late = [taken(backend, key) for key in "abc"]
+    backend.release(late[1].held.lock_id)
+    assert release_together(late) == [late[1].held]
+    assert backend.count_live_locks() == 0
+
+
+# Many at once
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What is sent to Redis, one entry for each round trip."""
+    sent = []
+    send = Connection.send_packed_command
+
+    def spy(self, command, *args, **kwargs):
+        sent.append(command)
+        return send(self, command, *args, **kwargs)
+
+    monkeypatch.setattr(Connection, "send_packed_command", spy)
+    return sent
+
+
+def test_many_are_released_in_few_round_trips(backend, sent):
+    late = [taken(backend, f"key-{number}") for number in range(600)]
+    sent.clear()
+    assert release_together(late) == []
+    assert len(sent) <= 5
+    assert backend.count_live_locks() == 0
+
+
+def test_a_redis_that_forgot_the_script_releases_all_the_same(backend, syncguard_redis):
+    late = [taken(backend, f"key-{number}") for number in range(5)]
+    with syncguard_redis.client() as client:
+        client.script_flush()
+    assert release_together(late) == []
+    assert backend.count_live_locks() == 0
+
+
+def test_locks_of_several_backends_are_released_together(backend, syncguard_redis):
+    with RedisBackend.from_url(syncguard_redis.url, key_prefix="other") as other:
+        late = [taken(one, key) for key in "ab" for one in (backend, other)]
+        assert release_together(late) == []
+        assert backend.count_live_locks() == other.count_live_locks() == 0
+
+
+def test_each_release_is_reported(backend):
+    events = []
+    reporting = with_telemetry(backend, events.append)
+    late = [taken(reporting, key) for key in "abc"]
+    backend.release(late[1].held.lock_id)
+    events.clear()
+    release_together(late)
+    assert [(e.type, e.result) for e in events] == [
+        ("release", "ok"),
+        ("release", "fail"),
+        ("release", "ok"),
+    ]
+
+
+def test_a_connection_that_breaks_is_not_taken_for_a_loss(backend, monkeypatch):
+    """Sent, carried out, and the replies never arrived."""
+    late = [taken(backend, key) for key in "abc"]
+    read = Connection.read_response
+    broken = []
+
+    def break_once(self, *args, **kwargs):
+        reply = read(self, *args, **kwargs)
+        if not broken:
+            broken.append(reply)
+            raise ConnectionResetError
+        return reply
+
+    monkeypatch.setattr(Connection, "read_response", break_once)
+    assert release_together(late) == []
+    assert broken == [1]
+    assert backend.count_live_locks() == 0
+
+
+def test_a_redis_that_is_gone_fails_once_for_all(syncguard_redis_server):
+    errors, events = [], []
+
+    def note(error, context):
+        errors.append((error.code, context.key))
+
+    with RedisBackend.from_url(syncguard_redis_server.url, on_release_error=note) as backend:
+        reporting = with_telemetry(backend, events.append)
+        late = [taken(reporting, key) for key in "abc"]
+        syncguard_redis_server.kill()
+        events.clear()
+        assert release_together(late) == []
+    assert errors == [("ServiceUnavailable", key) for key in "abc"]
+    assert [(e.type, e.result) for e in events] == [("release", "fail")] * 3
+
+
+def test_an_interrupt_passes_and_leaves_no_lock_behind(backend, monkeypatch):
+    late = [taken(backend, key) for key in "abc"]
+    release_many = RedisBackend.release_many
+    interrupts = [KeyboardInterrupt()]
+
+    def interrupted(self, lock_ids):
+        if interrupts:
+            raise interrupts.pop()
+        return release_many(self, lock_ids)
+
+    monkeypatch.setattr(RedisBackend, "release_many", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        release_together(late)
+    assert backend.count_live_locks() == 0
+
+
+class Plain:
+    """A backend that offers nothing but what it must."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.calls = 0
+        for name in ("acquire", "extend", "hash", "disposal", "capabilities"):
+            setattr(self, name, getattr(inner, name))
+
+    def acquire(self, *args, **kwargs): ...
+
+    def release(self, lock_id, *, signal=None):
+        self.calls += 1
+        return self._inner.release(lock_id, signal=signal)
+
+
+def test_a_backend_without_a_pipeline_releases_one_after_the_other(backend):
+    plain = Plain(backend)
+    late = [taken(plain, key) for key in "abc"]
+    assert release_together(late) == []
+    assert plain.calls == 3
+    assert backend.count_live_locks() == 0
+
+
+def test_a_backend_without_a_pipeline_fails_once_for_all(syncguard_redis_server, caplog):
+    with RedisBackend.from_url(syncguard_redis_server.url) as backend:
+        plain = Plain(backend)
+        late = [taken(plain, key) for key in "abc"]
+        syncguard_redis_server.kill()
+        assert release_together(late) == []
+    assert plain.calls == 1
+    assert caplog.text.count("releasing a lock failed") == 3
+
+
+def test_a_mock_of_redis_releases_one_after_the_other():
+    fakeredis = pytest.importorskip("fakeredis")
+    client = fakeredis.FakeRedis()
+    backend = RedisBackend(client, key_prefix="late")
+    late = [taken(backend, key) for key in "abc"]
+    assert release_together(late) == []
+    assert backend.count_live_locks() == 0
+    client.close()
