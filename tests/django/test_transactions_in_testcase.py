@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from django.db import connection, transaction
 from django.test import TestCase
@@ -71,11 +73,11 @@ class LocksInATestCase(TestCase):
 
     def test_a_lost_lock_prevents_the_commit(self):
         with pytest.raises(LockLost), transaction.atomic():
-            with lock("invoice:42", ttl_ms=300) as held:
+            with lock("invoice:42", ttl_ms=3_000) as held:
                 Account.objects.update(balance=5)
             locks["default"].release(held.lock_id)
-            while not held.lost:
-                pass
+            while not held.lost:  # the heartbeat asks each second
+                time.sleep(0.01)
         assert Account.objects.get().balance == 0
         with transaction.atomic():
             Account.objects.update(balance=6)

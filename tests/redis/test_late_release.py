@@ -65,7 +65,7 @@ def test_the_lock_object_may_be_used_for_another_block_meanwhile(backend):
 
 def test_it_is_extended_meanwhile(backend):
     told = []
-    late = taken(backend, "a", ttl_ms=1_500, on_lost=told.append)
+    late = taken(backend, "a", ttl_ms=3_000, on_lost=told.append)
     granted_until_ms = late.held.expires_at_ms
     wait_until(lambda: late.held.expires_at_ms > granted_until_ms)
     backend.release(late.held.lock_id)
@@ -88,7 +88,7 @@ def test_it_is_entered_again_with_the_same_fence(backend):
 
 
 def test_a_lost_lock_is_not_entered_again(backend):
-    late = taken(backend, "a", ttl_ms=300)
+    late = taken(backend, "a", ttl_ms=3_000)
     backend.release(late.held.lock_id)
     wait_until(lambda: late.held.lost)
     with pytest.raises(LockLost), late.enter_again():

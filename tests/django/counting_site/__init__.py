@@ -1,0 +1,1 @@
+"""A site for real web servers: each request reads a number, and writes it back plus one."""

@@ -1,0 +1,30 @@
+"""Settings of the counting site. Its database and its Redis are named by the test."""
+
+from __future__ import annotations
+
+import json
+import os
+
+SECRET_KEY = "only-for-tests"
+ALLOWED_HOSTS = ["127.0.0.1"]
+ROOT_URLCONF = "counting_site.urls"
+ASGI_APPLICATION = "counting_site.servers.asgi"
+USE_TZ = True
+INSTALLED_APPS = ["syncguard_django"]
+MIDDLEWARE: list[str] = []
+DATABASES = {"default": json.loads(os.environ["COUNTING_DATABASE"])}
+SYNCGUARD = {
+    "default": {
+        "LOCATION": os.environ["COUNTING_REDIS"],
+        "KEY_PREFIX": "counting",
+        # Every request waits its turn, however long the queue is.
+        "ACQUISITION": {"timeout_ms": 100_000, "max_retries": 100},
+    }
+}
+REST_FRAMEWORK = {"DEFAULT_AUTHENTICATION_CLASSES": [], "UNAUTHENTICATED_USER": None}
+LOGGING = {"version": 1, "disable_existing_loggers": False}
+
+if DATABASES["default"]["ENGINE"].endswith("mysql"):
+    import pymysql
+
+    pymysql.install_as_MySQLdb()

@@ -1,0 +1,175 @@
+"""No update is lost: real web servers, 4 processes of 4 threads, on real databases.
+
+``SYNCGUARD_TEST_ROUNDS`` is the number of requests of each variant.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import mariadb
+import postgres
+import pytest
+from temporary_databases import counted, start_counting, temporary_database
+
+from syncguard.testing import RedisServer
+
+HERE = Path(__file__).parent
+REQUESTS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "48"))
+AT_ONCE = 16
+
+for package in ("gunicorn", "uvicorn", "rest_framework"):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def postgres_settings():
+    try:
+        with postgres.postgres_server() as where:
+            yield {"ENGINE": "django.db.backends.postgresql", **where}
+    except postgres.UnavailableError as why:
+        pytest.skip(f"not tested on PostgreSQL: {why}")
+
+
+@pytest.fixture(scope="module")
+def mariadb_settings():
+    try:
+        with mariadb.mariadb_server() as where:
+            options = {"isolation_level": "repeatable read"}
+            yield {"ENGINE": "django.db.backends.mysql", "OPTIONS": options, **where}
+    except mariadb.UnavailableError as why:
+        pytest.skip(f"not tested on MariaDB: {why}")
+
+
+@pytest.fixture(scope="module")
+def sqlite_settings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sqlite")
+    options = {"timeout": 60}
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(folder / "counter"),
+        "OPTIONS": options,
+    }
+
+
+COMMANDS = {
+    "gunicorn": ["counting_site.servers:wsgi", "--workers=4", "--threads=4", "--preload"],
+    "uvicorn": ["counting_site.servers:asgi", "--workers=4", "--lifespan=off"],
+}
+
+
+@contextmanager
+def serving(server, database, redis_url, log):
+    """The address of a web server of four processes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    where = {"gunicorn": f"--bind=127.0.0.1:{port}", "uvicorn": f"--port={port}"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+        "DJANGO_SETTINGS_MODULE": "counting_site.settings",
+        "COUNTING_DATABASE": json.dumps(database),
+        "COUNTING_REDIS": redis_url,
+    }
+    command = [sys.executable, "-m", server, *COMMANDS[server], where[server]]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        try:
+            _wait_until_it_answers(f"http://127.0.0.1:{port}/", process, log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_it_answers(address, process, log):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return visit(address)
+        except urllib.error.HTTPError as error:  # the page is missing: the site is there
+            return error.close()
+        except OSError:
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+
+
+def visit(address):
+    with urllib.request.urlopen(address, timeout=110) as response:  # noqa: S310 - our own
+        return response.read()
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    """Web servers by their settings, each started once."""
+    started = {}
+    with RedisServer() as redis, ExitStack() as stack:
+
+        def site(server, database):
+            key = server, json.dumps(database)
+            if key not in started:
+                log = tmp_path_factory.mktemp(server) / "log"
+                started[key] = stack.enter_context(serving(server, database, redis.url, log))
+            return started[key]
+
+        yield site
+
+
+@pytest.fixture
+def lost_updates(request, sites, django_db_blocker):
+    """How many of the requests that were answered are missing from the counter."""
+
+    def run(server, view, database, **settings):
+        entry = {**request.getfixturevalue(f"{database}_settings"), **settings}
+        with django_db_blocker.unblock(), temporary_database("counting", entry) as alias:
+            start_counting(alias)
+            address = f"{sites(server, entry)}/{view}/"
+            with ThreadPoolExecutor(AT_ONCE) as clients:
+                answers = list(clients.map(visit, [address] * REQUESTS))
+            assert answers == [b"counted"] * REQUESTS
+            return REQUESTS - counted(alias)
+
+    return run
+
+
+@pytest.mark.parametrize("database", ["postgres", "sqlite"])
+@pytest.mark.parametrize("atomic", [True, False], ids=["ATOMIC_REQUESTS", "autocommit"])
+def test_a_locked_view_loses_no_update(lost_updates, database, atomic):
+    assert lost_updates("gunicorn", "plain", database, ATOMIC_REQUESTS=atomic) == 0
+
+
+@pytest.mark.parametrize("view", ["method", "action"])
+def test_a_lock_inside_the_transaction_of_the_request_loses_no_update(lost_updates, view):
+    assert lost_updates("gunicorn", view, "postgres", ATOMIC_REQUESTS=True) == 0
+
+
+@pytest.mark.parametrize("database", ["postgres", "sqlite"])
+def test_a_locked_async_view_loses_no_update(lost_updates, database):
+    assert lost_updates("uvicorn", "async", database) == 0
+
+
+def test_alock_around_a_transaction_loses_no_update(lost_updates):
+    assert lost_updates("uvicorn", "async-with", "postgres") == 0
+
+
+def test_at_repeatable_read_a_locked_view_loses_no_update_on_mariadb(lost_updates):
+    assert lost_updates("gunicorn", "plain", "mariadb", ATOMIC_REQUESTS=True) == 0
+
+
+def test_without_a_lock_updates_are_lost(lost_updates):
+    """Else the tests above prove nothing."""
+    assert lost_updates("gunicorn", "unlocked", "postgres", ATOMIC_REQUESTS=True) > 0
