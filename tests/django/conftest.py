@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import pytest
 from databases import database, mariadb_database, postgres_database  # noqa: F401 - fixtures
+from temporary_databases import (  # noqa: F401 - fixtures
+    mariadb_settings,
+    postgres_settings,
+    sqlite_settings,
+)
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer

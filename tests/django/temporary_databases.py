@@ -6,7 +6,42 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import mariadb
+import postgres
+import pytest
 from django.db import OperationalError, connections
+
+
+@pytest.fixture(scope="session")
+def sqlite_settings(tmp_path_factory):
+    """Django's settings of a database in a file."""
+    path = tmp_path_factory.mktemp("sqlite") / "database"
+    return {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(path),
+        "OPTIONS": {"timeout": 60},
+    }
+
+
+@pytest.fixture(scope="session")
+def postgres_settings():
+    """Django's settings of a database on a PostgreSQL of our own."""
+    try:
+        with postgres.postgres_server() as where:
+            yield {"ENGINE": "django.db.backends.postgresql", **where}
+    except postgres.UnavailableError as why:
+        pytest.skip(f"not tested on PostgreSQL: {why}")
+
+
+@pytest.fixture(scope="session")
+def mariadb_settings():
+    """Django's settings of a database on a MariaDB of our own, at its usual isolation."""
+    try:
+        with mariadb.mariadb_server() as where:
+            options = {"isolation_level": "repeatable read"}
+            yield {"ENGINE": "django.db.backends.mysql", "OPTIONS": options, **where}
+    except mariadb.UnavailableError as why:
+        pytest.skip(f"not tested on MariaDB: {why}")
 
 
 @contextmanager

@@ -18,8 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import mariadb
-import postgres
 import pytest
 from temporary_databases import counted, start_counting, temporary_database
 
@@ -34,39 +32,20 @@ for package in ("gunicorn", "uvicorn", "rest_framework"):
         pytest.skip(f"{package} is not installed", allow_module_level=True)
 
 
-@pytest.fixture(scope="module")
-def postgres_settings():
-    try:
-        with postgres.postgres_server() as where:
-            yield {"ENGINE": "django.db.backends.postgresql", **where}
-    except postgres.UnavailableError as why:
-        pytest.skip(f"not tested on PostgreSQL: {why}")
-
-
-@pytest.fixture(scope="module")
-def mariadb_settings():
-    try:
-        with mariadb.mariadb_server() as where:
-            options = {"isolation_level": "repeatable read"}
-            yield {"ENGINE": "django.db.backends.mysql", "OPTIONS": options, **where}
-    except mariadb.UnavailableError as why:
-        pytest.skip(f"not tested on MariaDB: {why}")
-
-
-@pytest.fixture(scope="module")
-def sqlite_settings(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sqlite")
-    options = {"timeout": 60}
-    return {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": str(folder / "counter"),
-        "OPTIONS": options,
-    }
-
-
 COMMANDS = {
-    "gunicorn": ["counting_site.servers:wsgi", "--workers=4", "--threads=4", "--preload"],
-    "uvicorn": ["counting_site.servers:asgi", "--workers=4", "--lifespan=off"],
+    "gunicorn": [
+        "counting_site.servers:wsgi",
+        "--workers=4",
+        "--threads=4",
+        "--preload",
+        "--graceful-timeout=2",
+    ],
+    "uvicorn": [
+        "counting_site.servers:asgi",
+        "--workers=4",
+        "--lifespan=off",
+        "--timeout-graceful-shutdown=2",
+    ],
 }
 
 

@@ -10,8 +10,6 @@ import threading
 import time
 import warnings
 
-import mariadb
-import postgres
 import pytest
 from django.db import connections, transaction
 from redis.connection import Connection
@@ -28,22 +26,10 @@ TTL_MS = 3_000
 taken_late = pytest.mark.filterwarnings("ignore::syncguard_django.LockOrderWarning")
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
-def server(request, tmp_path_factory):
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+def server(request):
     """The settings of a database."""
-    if request.param == "sqlite":
-        folder = tmp_path_factory.mktemp("sqlite")
-        yield {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "books")}
-        return
-    engine, start = {
-        "postgres": ("postgresql", postgres.postgres_server),
-        "mariadb": ("mysql", mariadb.mariadb_server),
-    }[request.param]
-    try:
-        with start() as where:
-            yield {"ENGINE": f"django.db.backends.{engine}", **where}
-    except (postgres.UnavailableError, mariadb.UnavailableError) as why:
-        pytest.skip(f"not tested on {request.param}: {why}")
+    return request.getfixturevalue(f"{request.param}_settings")
 
 
 @pytest.fixture
