@@ -26,7 +26,6 @@ from syncguard.keys import (
     normalize_and_validate_key,
     validate_lock_id,
 )
-from syncguard.late_release import LateRelease, release_later, release_together
 from syncguard.lock import Lock, hold, lock
 from syncguard.telemetry import with_telemetry
 from syncguard.types import (
@@ -60,7 +59,6 @@ __all__ = [
     "ErrorContext",
     "ExtendResult",
     "Held",
-    "LateRelease",
     "Lock",
     "LockBackend",
     "LockError",
@@ -91,8 +89,6 @@ __all__ = [
     "normalize_and_validate_key",
     "owns",
     "redis_server_time_ms",
-    "release_later",
-    "release_together",
     "validate_lock_id",
     "with_telemetry",
 ]

@@ -1,7 +1,8 @@
 """Locks whose block has ended, and which are released later: when a transaction has ended, say.
 
-Until then they are extended, also where ``auto_extend`` is off, up to ``max_hold_ms``. Blocking
-only. This module and ``lock`` are the two that may touch the inside of a ``Lock``.
+Until then they are extended, also where ``auto_extend`` is off, up to ``max_hold_ms``. For
+adapters; blocking only. This module and ``lock`` are the two that may touch the inside of a
+``Lock``.
 """
 
 from __future__ import annotations

@@ -17,15 +17,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
-from syncguard import (
-    Held,
-    LateRelease,
-    Lock,
-    LockError,
-    normalize_and_validate_key,
-    release_later,
-    release_together,
-)
+from syncguard import Held, Lock, LockError, normalize_and_validate_key
+from syncguard.late_release import LateRelease, release_later, release_together
 from syncguard_django.configuration import Until
 from syncguard_django.lock_order import AFTER_A_QUERY, MANY, warn_at_call_site
 from syncguard_django.open_transactions import Connection, has_run_a_query, open_transactions

@@ -65,7 +65,9 @@ def serving(server, database, redis_url, log):
     }
     command = [sys.executable, "-m", server, *COMMANDS[server], where[server]]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env=environment, cwd=log.parent, stdout=output, stderr=output
+        )
         try:
             _wait_until_it_answers(f"http://127.0.0.1:{port}/", process, log)
             yield f"http://127.0.0.1:{port}"

@@ -42,6 +42,7 @@ def test_everything_can_be_set():
         HASH_SECRET="pepper",
         FENCE_FLOOR="clock",
         TELEMETRY=True,
+        HOLD_UNTIL="block",
     )
     assert alias.acquisition == Acquisition(timeout_ms=100, max_retries=0)
     assert alias.options == {"db": 1, "username": "ann", "password": "pw", "socket_timeout": 3}
@@ -84,6 +85,8 @@ def test_an_alias_prints_without_its_secrets():
         ("HASH_SECRET", "", "must be a non-empty str or bytes, or None"),
         ("FENCE_FLOOR", "time", "must be 'clock' or None"),
         ("TELEMETRY", "yes", "must be True or False"),
+        ("HOLD_UNTIL", "commit", "must be 'transaction' or 'block'"),
+        ("HOLD_UNTIL", None, "must be 'transaction' or 'block'"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(name, value, expected):

@@ -36,7 +36,9 @@ FOREIGN = {
     *("override_settings", "RedisCache", "HttpRequest", "makemigrations", "--deploy", "--tag"),
     *("AlterField", "CharField", "OperationalError"),
     *("default_src", "dumpdata", "cache.clear", "setting_changed", "--run-syncdb"),
-    *("sync_to_async", "async_to_sync"),
+    *("sync_to_async", "async_to_sync", "ATOMIC_REQUESTS", "on_commit", "non_atomic_requests"),
+    *("select_for_update", "set_autocommit", "TestCase", "RuntimeError", "api_view", "dispatch"),
+    *("functools.wraps", "method_decorator", "atomic", "commit", "rollback"),
     # Celery
     *("shared_task", "task_always_eager", "acks_late", "max_retries", "apply_async", "delay"),
     *("AsyncResult", "SUCCESS", "RETRY", "autoretry_for", "graceful", "client.lock", "app.conf"),

@@ -8,16 +8,8 @@ import time
 import pytest
 from redis.connection import Connection
 
-from syncguard import (
-    Acquisition,
-    LockError,
-    LockLost,
-    current_lock,
-    lock,
-    release_later,
-    release_together,
-    with_telemetry,
-)
+from syncguard import Acquisition, LockError, LockLost, current_lock, lock, with_telemetry
+from syncguard.late_release import release_later, release_together
 from syncguard.redis import RedisBackend
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
