@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from syncguard import Held, Lock, LockError, normalize_and_validate_key
+from syncguard.current import held_here
 from syncguard.late_release import LateRelease, release_later, release_together
 from syncguard_django.configuration import Until
 from syncguard_django.lock_order import AFTER_A_QUERY, MANY, warn_at_call_site
@@ -52,7 +53,6 @@ class DeferredLock:
         self.on_loss = on_loss
         self._slot = slot
         self._home = _here.locks
-        self._home[slot] = self
         self._ends: list[TransactionEnd] = []
 
     @property
@@ -62,13 +62,19 @@ class DeferredLock:
 
     def wait_for(self, transactions: list[Connection]) -> None:
         """Stay until these have ended, too."""
-        for connection in transactions:
-            end = end_of_transaction(connection, _ended)
-            if end not in self._ends:
-                self._ends.append(end)
-                end.waiting.append(self)
-                if len(end.waiting) == _MANY:
-                    warn_at_call_site(MANY.format(count=_MANY))
+        ends = [end_of_transaction(connection, _ended) for connection in transactions]
+        new = [end for end in ends if end not in self._ends]
+        for end in new:
+            self._ends.append(end)
+            end.waiting.append(self)
+        # Last: an interrupt before this must not leave a lock to be entered that nobody releases.
+        self._home[self._slot] = self
+        if any(len(end.waiting) == _MANY for end in new):
+            warn_at_call_site(MANY.format(count=_MANY))
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._ends)
 
     def ended(self, end: TransactionEnd) -> bool:
         """One of them has. True: it was the last."""
@@ -82,6 +88,15 @@ def deferred_lock(slot: _Slot) -> DeferredLock | None:
     """The lock that this thread holds already, because a transaction has not ended yet."""
     found = _here.locks.get(slot)
     return None if found is None or found.late.held.in_forked_child else found
+
+
+def _defer(lock: DeferredLock, transactions: list[Connection]) -> None:
+    try:
+        lock.wait_for(transactions)
+    except BaseException:
+        if not lock.is_waiting:  # interrupted: nobody else would release it
+            release_together([lock.late])
+        raise
 
 
 def _ended(end: TransactionEnd, waiting: list[DeferredLock], committed: bool) -> None:
@@ -124,8 +139,9 @@ class TransactionLock:
 
     def __enter__(self) -> Held:
         deferred = deferred_lock(self._slot)
-        if deferred is None:
-            if self._warns:
+        # Inside a block of this very lock the core decides: an error, or ``reentrant``.
+        if deferred is None or held_here(deferred.late.backend, self._slot[1]) is not None:
+            if deferred is None and self._warns:
                 _warn_after_a_query()
             self._held = self._lock.__enter__()
             return self._held
@@ -140,21 +156,28 @@ class TransactionLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        transactions = open_transactions() if self.until == "transaction" else []
-        if self._again is not None:
-            (deferred, again), self._again = self._again, None
-            deferred.wait_for(transactions)
-            again.__exit__(kind, error, traceback)
+        again, self._again = self._again, None
+        if again is not None:
+            deferred, block = again
+            try:
+                deferred.wait_for(self._open_transactions())
+            finally:
+                block.__exit__(kind, error, traceback)
             return
-        held, self._held = self._held, None
-        if not transactions or held is None or held.lost:
-            self._lock.__exit__(kind, error, traceback)
-            return
-        late = release_later(self._lock)
-        if late is None:
-            self._lock.__exit__(kind, error, traceback)
-            return
-        DeferredLock(late, self._slot, self._on_loss).wait_for(transactions)
+        late = None
+        try:
+            transactions = self._open_transactions()
+            if transactions and self._held is not None and not self._held.lost:
+                late = release_later(self._lock)
+        finally:
+            self._held = None
+            if late is None:
+                self._lock.__exit__(kind, error, traceback)
+        if late is not None:
+            _defer(DeferredLock(late, self._slot, self._on_loss), transactions)
+
+    def _open_transactions(self) -> list[Connection]:
+        return open_transactions() if self.until == "transaction" else []
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         self._lock(function)  # refuses what cannot be locked

@@ -47,6 +47,7 @@ def test_everything_can_be_set():
     assert alias.acquisition == Acquisition(timeout_ms=100, max_retries=0)
     assert alias.options == {"db": 1, "username": "ann", "password": "pw", "socket_timeout": 3}
     assert (alias.hash_secret, alias.fence_floor, alias.telemetry) == ("pepper", "clock", True)
+    assert alias.hold_until == "block"
 
 
 def test_options_beat_the_address():

@@ -15,8 +15,17 @@ from django.db import connections, transaction
 from redis.connection import Connection
 from temporary_databases import count_one, counted, run, start_counting, temporary_database
 
-from syncguard import Acquisition, LockError, LockLost
-from syncguard_django import LockOrderWarning, alock, lock, lock_order, locks
+from syncguard import Acquisition, LockError, LockLost, current_lock
+from syncguard_django import (
+    LockOrderWarning,
+    alock,
+    deferred_locks,
+    lock,
+    lock_order,
+    locks,
+    open_transactions,
+    transaction_end,
+)
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
 BOOKS, ARCHIVE = "books", "archive"
@@ -384,6 +393,45 @@ def test_the_same_transaction_enters_its_lock_again_with_the_same_fence(books, b
     assert backend.count_live_locks() == 0
     with lock("invoice:42") as later:
         assert later.fence > first.fence
+
+
+def test_inside_of_a_block_entered_again_the_rule_of_the_core_counts(books, backend):
+    with transaction.atomic(using=books):
+        with lock("invoice:42") as first:
+            pass
+        with lock("invoice:42"):
+            with pytest.raises(LockError, match="holds this lock already"), lock("invoice:42"):
+                pass
+            with lock("invoice:42", reentrant=True) as inner:
+                assert inner.fence == first.fence
+            assert current_lock() is first
+        assert current_lock() is None
+        assert backend.is_locked("invoice:42")
+    assert not backend.is_locked("invoice:42")
+
+
+def test_a_reentrant_block_inside_does_not_end_the_outer_one(books, backend):
+    with lock("invoice:42"):
+        with transaction.atomic(using=books):
+            with lock("invoice:42", reentrant=True):
+                count_one(books)
+        assert backend.is_locked("invoice:42")
+    assert not backend.is_locked("invoice:42")
+
+
+def test_an_interrupt_while_the_block_ends_leaves_no_lock_behind(books, backend, monkeypatch):
+    def interrupt(*_args):
+        raise KeyboardInterrupt
+
+    original = {"open_transactions": open_transactions, "end_of_transaction": transaction_end}
+    for name in original:
+        with pytest.raises(KeyboardInterrupt), transaction.atomic(using=books):
+            with lock("invoice:42"):
+                monkeypatch.setattr(deferred_locks, name, interrupt)
+        monkeypatch.setattr(deferred_locks, name, getattr(original[name], name))
+        assert not backend.is_locked("invoice:42")
+    with transaction.atomic(using=books), lock("invoice:42", acquisition=AT_ONCE):
+        pass
 
 
 def test_another_thread_does_not_enter_it(books, backend):
