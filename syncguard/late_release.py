@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from syncguard import heartbeat
 from syncguard.backend import LockBackend, release_many
-from syncguard.current import Block
+from syncguard.current import Block, innermost
 from syncguard.errors import LockError, LockLost
 from syncguard.held import Held
 from syncguard.lock import Lock
@@ -37,7 +37,7 @@ class LateRelease:
         self.held.ensure_held()
         block = Block(self.backend, self._lock._options.key, self.held)
         try:
-            block.enter()
+            innermost.set(block)
             yield self.held
         finally:
             block.leave()
@@ -55,7 +55,7 @@ def release_later(lock: Lock) -> LateRelease | None:
     held, block, watch, options = lock._held, lock._block, lock._watch, lock._options
     assert held is not None
     assert block is not None
-    if not block.owns_release:
+    if block.reentered is not None or held.in_forked_child:
         return None
     later = Lock(lock._backend, options)
     later._free = []

@@ -1,4 +1,4 @@
-"""Databases beside SQLite, as fixtures: a real PostgreSQL and a real MariaDB, started for us.
+"""The test site's tables on each kind of database: SQLite, and servers that we start.
 
 A database gets an alias while its server runs. Where a server is not installed, the tests that
 need it are skipped, and say what is missing.
@@ -7,32 +7,23 @@ need it are skipped, and say what is missing.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import mariadb
-import postgres
 import pytest
 from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
+from temporary_databases import temporary_database
 
 
 @contextmanager
-def alias_for(alias: str, entry: dict[str, object]) -> Iterator[str]:
+def migrated(alias: str, settings: dict[str, object]) -> Iterator[str]:
     """Django knows the database by this alias, with all tables."""
-    settings = connections.configure_settings({"default": {}, alias: entry})
-    connections.settings[alias] = settings[alias]
-    try:
-        _wait_until_ready(connections[alias])
+    with temporary_database(alias, settings):
         call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
         connections[alias].close()
         yield alias
-    finally:
-        connections[alias].close()
-        del connections[alias]
-        del connections.settings[alias]
 
 
 @contextmanager
@@ -54,39 +45,19 @@ def isolated(alias: str, level: str) -> Iterator[str]:
 _POSTGRES_LEVELS = {"read committed": 2, "repeatable read": 3, "serializable": 4}
 
 
-def _wait_until_ready(connection):
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            return connection.ensure_connection()
-        except Exception:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
+@pytest.fixture(scope="session")
+def postgres_database(django_db_setup, django_db_blocker, postgres_settings):  # noqa: ARG001
+    """The alias of a database on a PostgreSQL of our own, with all tables."""
+    with django_db_blocker.unblock(), migrated("postgres", postgres_settings) as alias:
+        yield alias
 
 
 @pytest.fixture(scope="session")
-def postgres_database(django_db_setup, django_db_blocker):  # noqa: ARG001 - the set-up comes first
-    """The alias of a database on a PostgreSQL of our own."""
-    try:
-        with postgres.postgres_server() as where, django_db_blocker.unblock():
-            entry = {"ENGINE": "django.db.backends.postgresql", **where}
-            with alias_for("postgres", entry) as alias:
-                yield alias
-    except postgres.UnavailableError as why:
-        pytest.skip(f"not tested on PostgreSQL: {why}")
-
-
-@pytest.fixture(scope="session")
-def mariadb_database(django_db_setup, django_db_blocker):  # noqa: ARG001 - the set-up comes first
-    """The alias of a database on a MariaDB of our own."""
-    try:
-        with mariadb.mariadb_server() as where, django_db_blocker.unblock():
-            entry = {"ENGINE": "django.db.backends.mysql", **where}
-            with alias_for("mariadb", entry) as alias:
-                yield alias
-    except mariadb.UnavailableError as why:
-        pytest.skip(f"not tested on MariaDB: {why}")
+def mariadb_database(django_db_setup, django_db_blocker, mariadb_settings):  # noqa: ARG001
+    """The alias of a database on a MariaDB of our own, with all tables."""
+    at_djangos_isolation = {**mariadb_settings, "OPTIONS": {}}
+    with django_db_blocker.unblock(), migrated("mariadb", at_djangos_isolation) as alias:
+        yield alias
 
 
 @pytest.fixture(
