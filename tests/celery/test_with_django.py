@@ -67,9 +67,9 @@ def test_a_view_and_a_task_with_one_template_exclude_each_other(app, deliver, va
         return elsewhere.submit(deliver).result().result
 
     request = RequestFactory().get("/")
-    with ThreadPoolExecutor(1) as elsewhere:
+    with ThreadPoolExecutor(2) as elsewhere:
         assert view(request, value) == "excluded"
-    with ThreadPoolExecutor(1) as elsewhere:
+    with ThreadPoolExecutor(2) as elsewhere:
         task.delay(value)
         assert deliver().result == 423
 
