@@ -174,6 +174,7 @@ LEVELS = [
 
 @pytest.fixture(params=LEVELS, ids=" at ".join)
 def db(request):
+    """The alias of an empty database, at each level of isolation."""
     server, level = request.param
     alias = request.getfixturevalue(f"{server}_database")
     with request.getfixturevalue("django_db_blocker").unblock(), isolated(alias, level) as db:
@@ -241,7 +242,7 @@ def test_a_later_holder_between_any_two_statements_is_not_overwritten(race, db):
     with ThreadPoolExecutor(1) as elsewhere:
         try:
             for number in range(1, 50):
-                clear(race, db)
+                empty(db)
                 race.prepare(db)
                 running = []
 
@@ -287,7 +288,7 @@ def test_two_holders_at_random(race, db, record_property):
     with ThreadPoolExecutor(2) as pool:
         try:
             for _ in range(ROUNDS):
-                clear(race, db)
+                empty(db)
                 race.prepare(db)
                 results = list(pool.map(run, [race.earlier, race.later]))
                 overwritten += is_overwritten(race, db, results[1])
@@ -298,8 +299,3 @@ def test_two_holders_at_random(race, db, record_property):
     record_property("overwritten", overwritten)
     record_property("rounds by who wrote (earlier, later)", dict(outcomes))
     assert (overwritten, outcomes.total()) == (0, ROUNDS)
-
-
-def clear(race, db):
-    for model in (Letter, Document) if isinstance(race, Child) else (Entry, Branch):
-        model._base_manager.using(db).all().delete()
