@@ -80,6 +80,20 @@ def database(request):
         connections[alias].close()
 
 
+def somebody_waits_for_a_lock(connection) -> bool:
+    """Whether a transaction on the server waits for another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITS[connection.vendor])
+        return bool(cursor.fetchone()[0])
+
+
+_WAITS = {
+    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
+    "mysql": "SELECT variable_value + 0 FROM information_schema.global_status"
+    " WHERE variable_name = 'innodb_row_lock_current_waits'",
+}
+
+
 def empty(alias: str) -> None:
     """Delete every row of our models, with one statement for each table."""
     with transaction.atomic(using=alias):

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from databases import empty, isolated
+from databases import empty, isolated, somebody_waits_for_a_lock
 from django.db import IntegrityError, OperationalError, connections, transaction
 from testsite.models import Branch, Document, Entry, Letter
 
@@ -24,12 +24,6 @@ from syncguard_django.fencing import StaleFence
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
 ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "10"))
-
-WAITING = {
-    "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted",
-    "mysql": "SELECT variable_value > 0 FROM information_schema.global_status"
-    " WHERE variable_name = 'innodb_row_lock_current_waits'",
-}
 
 
 class Race:
@@ -265,11 +259,7 @@ def wait_until_done_or_blocked(running, db):
     monitor = connections.create_connection(db)
     try:
         deadline = time.monotonic() + 60
-        while not running.done():
-            with monitor.cursor() as cursor:
-                cursor.execute(WAITING[monitor.vendor])
-                if cursor.fetchone()[0]:
-                    return
+        while not running.done() and not somebody_waits_for_a_lock(monitor):
             assert time.monotonic() < deadline
             time.sleep(0.002)
     finally:

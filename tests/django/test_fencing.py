@@ -1,4 +1,4 @@
-"""The fence guard: the older writer, late, is refused; on SQLite and on a real PostgreSQL."""
+"""The fence guard: the older writer, late, is refused; on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from databases import empty, somebody_waits_for_a_lock
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.transaction import TransactionManagementError
@@ -95,55 +96,58 @@ def test_the_other_databases_way_gives_the_same_answers(database):
 
 
 @pytest.mark.parametrize(
-    "record", [key_guard._record_in_one_statement, key_guard._record_under_a_row_lock]
+    ("server", "record"),
+    [
+        ("postgres", key_guard._record_in_one_statement),
+        ("postgres", key_guard._record_under_a_row_lock),
+        ("mariadb", key_guard._record_under_a_row_lock),
+    ],
 )
 def test_a_later_holder_waits_for_the_earlier_ones_transaction(
-    postgres_database, django_db_blocker, record, monkeypatch
+    request, django_db_blocker, server, record, monkeypatch
 ):
-    monkeypatch.setitem(key_guard._RECORDERS, "postgresql", record)
+    database = request.getfixturevalue(f"{server}_database")
+    if server == "postgres":
+        monkeypatch.setitem(key_guard._RECORDERS, "postgresql", record)
     order = []
     earlier_is_in, earlier_may_go = threading.Event(), threading.Event()
 
     def earlier():
-        with transaction.atomic(using=postgres_database):
-            guard("invoice:42", ONE, database=postgres_database)
+        with transaction.atomic(using=database):
+            guard("invoice:42", ONE, database=database)
             earlier_is_in.set()
             earlier_may_go.wait(30)
             order.append("earlier")
-        connections[postgres_database].close()
+        connections[database].close()
 
     def later():
-        with transaction.atomic(using=postgres_database):
-            guard("invoice:42", TWO, database=postgres_database)
+        with transaction.atomic(using=database):
+            guard("invoice:42", TWO, database=database)
             order.append("later")
-        connections[postgres_database].close()
+        connections[database].close()
 
     with django_db_blocker.unblock():
-        write(NO_FENCE, postgres_database)
+        write(NO_FENCE, database)
         threads = [threading.Thread(target=earlier), threading.Thread(target=later)]
         threads[0].start()
         assert earlier_is_in.wait(30)
         threads[1].start()
-        _wait_for_a_blocked_writer(postgres_database)
+        _wait_for_a_blocked_writer(database)
         earlier_may_go.set()
         for thread in threads:
             thread.join(30)
         assert order == ["earlier", "later"]
         with pytest.raises(StaleFence):
-            write(ONE, postgres_database)
-        FenceMark.objects.using(postgres_database).all().delete()
-        connections[postgres_database].close()
+            write(ONE, database)
+        empty(database)
+        connections[database].close()
 
 
 def _wait_for_a_blocked_writer(database):
     deadline = time.monotonic() + 30
-    with connections[database].cursor() as cursor:
-        while True:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            if cursor.fetchone()[0]:
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    while not somebody_waits_for_a_lock(connections[database]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.django_db
