@@ -129,9 +129,8 @@ class RedisBackend(Configured, Lockable):
         """Give many locks back in few round trips. Each has its result, or its error."""
         calls = [self._calls.release(lock_id) for lock_id in lock_ids]
         if self._pool is None:
-            return run_in_turn(self._runner.run, calls)
-        self._runner.close()  # the connection that it keeps serves here: no other is opened
-        return run_together(self._pool, self._runner.run, calls)
+            return run_in_turn(self._runner, calls)
+        return run_together(self._pool, self._runner, calls)
 
     def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None

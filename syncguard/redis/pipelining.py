@@ -7,7 +7,7 @@ time-out once and not once a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -17,6 +17,7 @@ from syncguard.errors import LockError
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import Connection, Pool, give_back_if_out, take
 from syncguard.redis.errors import FAULTS
+from syncguard.redis.wire import Runner
 
 T = TypeVar("T")
 
@@ -26,46 +27,46 @@ _AT_ONCE: Final = 256
 _NO_REPLY: Final = object()
 
 
-def run_together(
-    pool: Pool, run: Callable[[Call[T]], T], calls: Sequence[Call[T]]
-) -> list[T | LockError]:
-    """The result of each call, or its error, in their order. ``run`` runs one call by itself."""
-    results: list[T | LockError] = []
-    failed: LockError | None = None
-    for call, reply in _replies(pool, calls):
-        answer: T | LockError
-        try:
-            if reply is _NO_REPLY:
-                answer = failed or run(_resent(call))
-            elif isinstance(reply, ResponseError):  # such as a script that Redis has forgotten
-                answer = run(call)
-            else:
-                answer = call.read(reply)
-        except LockError as error:
-            answer = error
-            failed = error if reply is _NO_REPLY else failed
-        results.append(answer)
+def run_together(pool: Pool, runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
+    """The result of each call, or its error, in their order. ``runner`` runs one by itself."""
+    # The first by itself: Redis then knows the script, and a server that is down is known to be.
+    results = run_in_turn(runner, calls[:1])
+    runner.close()  # the connection that it keeps serves here: no other is opened
+    failed = next((first for first in results if isinstance(first, LockError)), None)
+    for start in range(1, len(calls), _AT_ONCE):
+        chunk = calls[start : start + _AT_ONCE]
+        replies = [_NO_REPLY] * len(chunk) if failed else _exchange(pool, chunk)
+        for call, reply in zip(chunk, replies, strict=True):
+            if failed and reply is _NO_REPLY:
+                results.append(failed)
+                continue
+            try:
+                results.append(_result(call, reply, runner))
+            except LockError as error:
+                results.append(error)
+                failed = error if reply is _NO_REPLY else failed
     return results
 
 
-def run_in_turn(run: Callable[[Call[T]], T], calls: Sequence[Call[T]]) -> list[T | LockError]:
+def _result(call: Call[T], reply: object, runner: Runner) -> T:
+    if reply is _NO_REPLY:
+        return runner.run(_resent(call))
+    if isinstance(reply, ResponseError):  # such as that of a server that was demoted
+        return runner.run(call)
+    return call.read(reply)
+
+
+def run_in_turn(runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
     """The same without a pipeline, for clusters and for mocks."""
     results: list[T | LockError] = []
     failed: LockError | None = None
     for call in calls:
         try:
-            results.append(failed or run(call))
+            results.append(failed or runner.run(call))
         except LockError as error:
             failed = error
             results.append(error)
     return results
-
-
-def _replies(pool: Pool, calls: Sequence[Call[T]]) -> Iterator[tuple[Call[T], object]]:
-    for start in range(0, len(calls), _AT_ONCE):
-        chunk = calls[start : start + _AT_ONCE]
-        replies = _exchange(pool, chunk)
-        yield from zip(chunk, replies, strict=True)
 
 
 def _exchange(pool: Pool, calls: Sequence[Call[T]]) -> list[object]:
@@ -105,6 +106,4 @@ def _command(call: Call[T]) -> tuple[str, ...]:
 def _resent(call: Call[T]) -> Call[T]:
     """The call, which may have been carried out already: its reply is read as that of a copy."""
     if_resent, read = call.if_resent, call.read
-    if if_resent is None:
-        return call
-    return replace(call, read=lambda reply: if_resent(reply, read(reply)))
+    return replace(call, read=lambda reply: if_resent(reply, read(reply))) if if_resent else call

@@ -16,6 +16,7 @@ from redis.connection import Connection
 from temporary_databases import count_one, counted, run, start_counting, temporary_database
 
 from syncguard import Acquisition, LockError, LockLost, current_lock
+from syncguard.testing import RedisServer
 from syncguard_django import (
     LockOrderWarning,
     alock,
@@ -598,16 +599,19 @@ def test_a_loss_that_only_the_release_finds_is_logged_and_signalled(
 
 
 @taken_late
-def test_a_redis_that_is_gone_at_the_commit_is_told_to_on_release_error(
-    books, settings, syncguard_redis_server
-):
+def test_a_redis_that_is_gone_at_the_commit_is_told_to_on_release_error(books, settings):
     errors = []
-    settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis_server.url}}
-    with transaction.atomic(using=books):
-        for number in range(3):
-            with lock(f"invoice:{number}", on_release_error=lambda e, _: errors.append(e.code)):
-                count_one(books)
-        syncguard_redis_server.kill()
+
+    def note(error, _context):
+        errors.append(error.code)
+
+    with RedisServer() as redis:
+        settings.SYNCGUARD = {"default": {"LOCATION": redis.url}}
+        with transaction.atomic(using=books):
+            for number in range(3):
+                with lock(f"invoice:{number}", on_release_error=note):
+                    count_one(books)
+            redis.kill()
     assert counted(books) == 3
     assert errors == ["ServiceUnavailable"] * 3
 

@@ -11,6 +11,7 @@ from redis.connection import Connection
 from syncguard import Acquisition, LockError, LockLost, current_lock, lock, with_telemetry
 from syncguard.late_release import release_later, release_together
 from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
@@ -184,37 +185,58 @@ def test_each_release_is_reported(backend):
 
 def test_a_connection_that_breaks_is_not_taken_for_a_loss(backend, monkeypatch):
     """Sent, carried out, and the replies never arrived."""
-    late = [taken(backend, key) for key in "abc"]
+    late = [taken(backend, key) for key in "abcd"]
     read = Connection.read_response
-    broken = []
+    replies = []
 
     def break_once(self, *args, **kwargs):
-        reply = read(self, *args, **kwargs)
-        if not broken:
-            broken.append(reply)
+        replies.append(read(self, *args, **kwargs))
+        if len(replies) == 3:  # the second of those that were sent together
             raise ConnectionResetError
-        return reply
+        return replies[-1]
 
     monkeypatch.setattr(Connection, "read_response", break_once)
     assert release_together(late) == []
-    assert broken == [1]
+    assert replies[:3] == [1, 1, 1]
     assert backend.count_live_locks() == 0
 
 
-def test_a_redis_that_is_gone_fails_once_for_all(syncguard_redis_server):
+@pytest.fixture
+def mortal_redis():
+    """A Redis that a test may kill."""
+    with RedisServer() as server:
+        yield server
+
+
+def test_a_redis_that_is_gone_fails_once_for_all(mortal_redis, sent):
     errors, events = [], []
 
     def note(error, context):
         errors.append((error.code, context.key))
 
-    with RedisBackend.from_url(syncguard_redis_server.url, on_release_error=note) as backend:
+    with RedisBackend.from_url(mortal_redis.url, on_release_error=note) as backend:
         reporting = with_telemetry(backend, events.append)
-        late = [taken(reporting, key) for key in "abc"]
-        syncguard_redis_server.kill()
+        keys = [f"key-{number}" for number in range(600)]
+        late = [taken(reporting, key) for key in keys]
+        mortal_redis.kill()
         events.clear()
+        sent.clear()
         assert release_together(late) == []
-    assert errors == [("ServiceUnavailable", key) for key in "abc"]
-    assert [(e.type, e.result) for e in events] == [("release", "fail")] * 3
+    assert errors == [("ServiceUnavailable", key) for key in keys]
+    assert [(e.type, e.result) for e in events] == [("release", "fail")] * 600
+    assert len(sent) <= 2
+
+
+def test_a_mock_of_redis_that_is_gone_fails_once_for_all(caplog):
+    fakeredis = pytest.importorskip("fakeredis")
+    server = fakeredis.FakeServer()
+    client = fakeredis.FakeRedis(server=server)
+    backend = RedisBackend(client, key_prefix="late")
+    late = [taken(backend, key) for key in "abc"]
+    server.connected = False
+    assert release_together(late) == []
+    assert caplog.text.count("releasing a lock failed") == 3
+    client.close()
 
 
 def test_an_interrupt_passes_and_leaves_no_lock_behind(backend, monkeypatch):
@@ -257,11 +279,11 @@ def test_a_backend_without_a_pipeline_releases_one_after_the_other(backend):
     assert backend.count_live_locks() == 0
 
 
-def test_a_backend_without_a_pipeline_fails_once_for_all(syncguard_redis_server, caplog):
-    with RedisBackend.from_url(syncguard_redis_server.url) as backend:
+def test_a_backend_without_a_pipeline_fails_once_for_all(mortal_redis, caplog):
+    with RedisBackend.from_url(mortal_redis.url) as backend:
         plain = Plain(backend)
         late = [taken(plain, key) for key in "abc"]
-        syncguard_redis_server.kill()
+        mortal_redis.kill()
         assert release_together(late) == []
     assert plain.calls == 1
     assert caplog.text.count("releasing a lock failed") == 3
