@@ -10,7 +10,7 @@ from redis.connection import Connection
 
 from syncguard import Acquisition, LockError, LockLost, current_lock, lock, with_telemetry
 from syncguard.late_release import release_later, release_together
-from syncguard.redis import RedisBackend
+from syncguard.redis import RedisBackend, pipelining
 from syncguard.testing import RedisServer
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
@@ -225,6 +225,38 @@ def test_a_redis_that_is_gone_fails_once_for_all(mortal_redis, sent):
     assert errors == [("ServiceUnavailable", key) for key in keys]
     assert [(e.type, e.result) for e in events] == [("release", "fail")] * 600
     assert len(sent) <= 2
+
+
+def before_the_pipeline(monkeypatch, act):
+    """Something happens to Redis after the first lock was released by itself."""
+    exchange = pipelining._exchange
+
+    def act_first(pool, calls):
+        act()
+        return exchange(pool, calls)
+
+    monkeypatch.setattr(pipelining, "_exchange", act_first)
+
+
+def test_a_script_that_is_forgotten_in_between_is_sent_again(backend, syncguard_redis, monkeypatch):
+    late = [taken(backend, key) for key in "abc"]
+    with syncguard_redis.client() as client:
+        before_the_pipeline(monkeypatch, client.script_flush)
+        assert release_together(late) == []
+    assert backend.count_live_locks() == 0
+
+
+def test_a_redis_that_dies_in_between_fails_for_the_rest(mortal_redis, monkeypatch):
+    errors = []
+
+    def note(error, context):
+        errors.append((error.code, context.key))
+
+    with RedisBackend.from_url(mortal_redis.url, on_release_error=note) as backend:
+        late = [taken(backend, key) for key in "abc"]
+        before_the_pipeline(monkeypatch, mortal_redis.kill)
+        assert release_together(late) == []
+    assert errors == [("ServiceUnavailable", "b"), ("ServiceUnavailable", "c")]
 
 
 def test_a_mock_of_redis_that_is_gone_fails_once_for_all(caplog):
