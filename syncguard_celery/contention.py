@@ -15,6 +15,7 @@ from syncguard import Acquisition, LockBackend, LockError, LockInfo
 from syncguard_celery.calls import Call
 from syncguard_celery.luggage import contended_since_ms, luggage_of
 from syncguard_celery.propagation import attaching
+from syncguard_celery.redelivery import copy_mark
 
 FIRST_DELAY_MS: Final = 200.0
 LAST_DELAY_MS: Final = 10_000.0
@@ -101,6 +102,7 @@ def republish(call: Call, error: LockContended, left: float | None) -> Retry:
         request.id,
         since=round(time.time() * 1000) if since_ms is None else since_ms,
         attempts=attempts + 1,
+        **copy_mark(call),
     ):
         signature.apply_async()
     text = f"the lock is held by somebody else; trying again in {delay_ms / 1000:.1f} s"

@@ -12,11 +12,13 @@ from syncguard.key_templates import KeySource
 from syncguard_celery import publishing, revoking
 from syncguard_celery.options import (
     DEFAULT_PENDING_TTL_MS,
+    DEFAULT_UNAVAILABLE_TIMEOUT_MS,
     At,
     BackendSource,
     LockOptions,
     LostSource,
     PolicySource,
+    UnavailableSource,
     refused,
 )
 from syncguard_celery.running import LockedFunction, wrap
@@ -51,6 +53,8 @@ def locked_task(
     min_hold_ms: int | None = ...,
     pending_ttl_ms: int = ...,
     on_lost: LostSource = ...,
+    on_unavailable: UnavailableSource = ...,
+    unavailable_timeout_ms: int = ...,
     reentrant: bool = ...,
     **task_options: object,
 ) -> Callable[[Callable[Concatenate[SelfT, P], R]], Task[P, R]]: ...
@@ -74,6 +78,8 @@ def locked_task(
     min_hold_ms: int | None = ...,
     pending_ttl_ms: int = ...,
     on_lost: LostSource = ...,
+    on_unavailable: UnavailableSource = ...,
+    unavailable_timeout_ms: int = ...,
     reentrant: bool = ...,
     **task_options: object,
 ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
@@ -97,6 +103,8 @@ def locked_task(
     min_hold_ms: int | None = None,
     pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS,
     on_lost: LostSource = "raise",
+    on_unavailable: UnavailableSource = "retry",
+    unavailable_timeout_ms: int = DEFAULT_UNAVAILABLE_TIMEOUT_MS,
     reentrant: bool = True,
     **task_options: Any,
 ) -> Any:
@@ -121,6 +129,8 @@ def locked_task(
         min_hold_ms=min_hold_ms,
         pending_ttl_ms=pending_ttl_ms,
         on_lost=on_lost,
+        on_unavailable=on_unavailable,
+        unavailable_timeout_ms=unavailable_timeout_ms,
         reentrant=reentrant,
     )
 
@@ -154,6 +164,8 @@ def locked(
     max_hold_ms: int | None = None,
     min_hold_ms: int | None = None,
     on_lost: LostSource = "raise",
+    on_unavailable: UnavailableSource = "retry",
+    unavailable_timeout_ms: int = DEFAULT_UNAVAILABLE_TIMEOUT_MS,
     reentrant: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The lock alone, for a function that ``@app.task`` makes a task of.
@@ -171,6 +183,8 @@ def locked(
         max_hold_ms=max_hold_ms,
         min_hold_ms=min_hold_ms,
         on_lost=on_lost,
+        on_unavailable=on_unavailable,
+        unavailable_timeout_ms=unavailable_timeout_ms,
         reentrant=reentrant,
     )
 

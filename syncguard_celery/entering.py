@@ -29,8 +29,17 @@ from syncguard_celery.holding import Holding, innermost, waited_ms
 from syncguard_celery.labels import holder_label
 from syncguard_celery.losing import NoInterrupt, interrupt_here
 from syncguard_celery.luggage import fences_in, key_digest, luggage_of, put_back, take_lock
-from syncguard_celery.options import POLICIES, LockOptions, Policy, refused
+from syncguard_celery.options import (
+    POLICIES,
+    UNAVAILABLE_POLICIES,
+    LockOptions,
+    Policy,
+    UnavailablePolicy,
+    refused,
+)
+from syncguard_celery.outage import is_doubtful_attempt, outlast_doubtful_attempt
 from syncguard_celery.propagation import remember
+from syncguard_celery.redelivery import come_back, is_copy, is_own_delivery, look_first
 from syncguard_celery.signals import (
     listening,
     logger,
@@ -65,7 +74,8 @@ class Loss:
         self._backend = backend
         self._key = key
         self._since = time.monotonic()
-        self.interrupt = interrupt_here() if options.on_lost == "raise" else NoInterrupt()
+        interrupts = options.on_lost in ("raise", "retry")
+        self.interrupt = interrupt_here() if interrupts else NoInterrupt()
 
     def __call__(self, held: Held) -> None:
         self.interrupt.fire()
@@ -98,6 +108,7 @@ class Entering:
         self._bind = bind
         self._make_key = make_key
         self._started = time.monotonic()
+        self._is_copy = is_copy(call)
         self.backend: LockBackend = backend_of(options, call.app)
         self.lock_id: str | None = None
         """Of the lock that was acquired: to release it even if nothing else comes of this."""
@@ -112,11 +123,24 @@ class Entering:
         key = self._make_key(self._bind())
         if key is None or self._is_held_already(key):
             return None
+        if self._is_copy:
+            look_first(self._call, self._options, self.backend, key)
         answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
         if answer.ok:
             self.lock_id = answer.lock_id
             return self._hold(key, answer)
         return self._contend(key)
+
+    def unavailable_policy(self) -> UnavailablePolicy:
+        """What to do about an outage, which a callable chooses by the task's arguments."""
+        policy = self._options.on_unavailable
+        if not callable(policy):
+            return policy
+        chosen = call_with(policy, self._bind())
+        for known in UNAVAILABLE_POLICIES:
+            if chosen == known:
+                return known
+        raise refused(f"on_unavailable must choose one of {UNAVAILABLE_POLICIES}")
 
     @property
     def _label(self) -> str:
@@ -124,7 +148,7 @@ class Entering:
         request = call.request
         # A duplicate is answered with the result of the task in the label, so there must be one.
         is_kept = request is None or not request.is_eager or call.app.conf.task_store_eager_result
-        return holder_label(call.name, call.task_id if is_kept else None)
+        return holder_label(call.name, call.task_id if is_kept else None, again=self._is_copy)
 
     def _adopt(self) -> Acquired | None:
         """The publish-time lock, if this message brought its id, and nobody redeemed it yet."""
@@ -163,6 +187,10 @@ class Entering:
             elif info.fence == predecessor:
                 # Our own last run is still on its way out: not contention, whatever the policy.
                 return self._outwait(key, predecessor)
+            elif is_own_delivery(call, info):
+                raise come_back(call, options, key, info)
+            elif is_doubtful_attempt(call, info):
+                raise outlast_doubtful_attempt(call, options, info)
             else:
                 break
         left = left_ms(call, options.contention_timeout_ms)

@@ -1,4 +1,7 @@
-"""The holder's label, ``task-name[task-id]@host``: written here, and read here, nowhere else."""
+"""The holder's label, ``task-name[task-id]@host``: written here, and read here, nowhere else.
+
+A task whose message was delivered again says so at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ _LABEL: Final = re.compile(r"(?P<name>[^\[\]]*)\[(?P<id>[^\[\]]+)\]@[^\[\]]*")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:-]+")
 _NAME_BYTES: Final = 120
 _HOST_BYTES: Final = 60
+_AGAIN: Final = " (delivered again)"
 
 
-def holder_label(name: str, task_id: str | None) -> str:
+def holder_label(name: str, task_id: str | None, *, again: bool = False) -> str:
     """Who holds the lock: a task with an id, or a direct call, which has none."""
     short, host = _name_and_host(name)
     # An id that would not come back from the label is better left out: a duplicate would be
     # answered with the result of a task that does not exist.
     if task_id is not None and task_id == _clean(task_id):
-        label = f"{short}[{task_id}]@{host}"
+        label = f"{short}[{task_id}]@{host}{_AGAIN if again else ''}"
         if len(label.encode()) <= MAX_BYTES:
             return label
     return f"{short}@{host}"
@@ -35,6 +39,11 @@ def task_id_in(label: str | None, name: str) -> str | None:
     if match is None or match["name"] != _name_and_host(name)[0]:
         return None
     return match["id"]
+
+
+def is_delivered_again(label: str | None) -> bool:
+    """Whether the holder is a task whose message was delivered before."""
+    return label is not None and label.endswith(_AGAIN)
 
 
 @functools.lru_cache(maxsize=1024)

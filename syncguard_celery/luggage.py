@@ -5,7 +5,11 @@
     syncguard: {"fences": {sha256 of a key: fence, ...},   of the locks it was published under
                 "after": {sha256 of a key: fence, ...},    of the run that this one repeats
                 "lock": lock id,                           of the publish-time lock, redeemable once
-                "since": ms, "attempts": n}                of the contention it has met so far
+                "since": ms, "attempts": n,                of the contention it has met so far
+                "earlier": {sha256 of a key: ms, ...},     it may be a copy; when the lock of its
+                                                           earlier delivery would have expired
+                "ended": true,                             that delivery seems to have ended
+                "unavailable": ms, "tries": n}             since when the lock's server is down
 
 Never a raw key. The lock id is in no other place, and is taken out when the task starts.
 """
@@ -74,6 +78,19 @@ def contended_since_ms(request: Context | None) -> int | None:
     """When this task first met contention, in an earlier delivery; None if it did not."""
     since = luggage_of(request).get("since")
     return since if isinstance(since, int) else None
+
+
+def unavailable_since_ms(request: Context | None) -> int | None:
+    """When this task first could not reach the lock's server; None if it could."""
+    since = luggage_of(request).get("unavailable")
+    return since if isinstance(since, int) else None
+
+
+def earlier_delivery(request: Context | None) -> dict[str, int] | None:
+    """By key: until when the lock of an earlier delivery was seen to last; None if this is the
+    only message of its task, as far as we know."""
+    earlier = luggage_of(request).get("earlier")
+    return earlier if isinstance(earlier, dict) else None
 
 
 def fences_in(luggage: dict[str, Any], name: str) -> Fences:

@@ -14,17 +14,29 @@ if TYPE_CHECKING:
 
 At = Literal["run", "publish"]
 Policy = Literal["retry", "skip", "wait", "fail"]
-LostMode = Literal["raise", "signal"]
+LostMode = Literal["raise", "retry", "signal"]
+UnavailablePolicy = Literal["retry", "fail"]
 
 PolicySource = Policy | Callable[..., Policy]
+UnavailableSource = UnavailablePolicy | Callable[..., UnavailablePolicy]
 LostSource = LostMode | Callable[..., object]
 BackendSource = LockBackend | Callable[[], LockBackend] | str
 """A backend, something that makes one when it is first needed, or a URL for Redis."""
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+UNAVAILABLE_POLICIES: Final[tuple[UnavailablePolicy, ...]] = get_args(UnavailablePolicy)
 
 DEFAULT_PENDING_TTL_MS: Final = 3_600_000
 """How long a message may wait for a worker and still find its publish-time lock."""
+
+DEFAULT_UNAVAILABLE_TIMEOUT_MS: Final = 600_000
+"""How long an outage of the lock's server may last and cost no task."""
+
+_SHORTEST_OUTAGE_MS: Final = 1_000
+_OUTAGE_TOO_SHORT: Final = (
+    "unavailable_timeout_ms must be at least 1000: a server that is down is asked again after one "
+    "second at the earliest. It is in milliseconds: ten minutes are 600_000"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +56,11 @@ class LockOptions:
     pending_ttl_ms: int = DEFAULT_PENDING_TTL_MS
     on_lost: LostSource = "raise"
     reentrant: bool = True
+    on_unavailable: UnavailableSource = "retry"
+    unavailable_timeout_ms: int = DEFAULT_UNAVAILABLE_TIMEOUT_MS
 
     def __post_init__(self) -> None:
-        for name in ("ttl_ms", "pending_ttl_ms"):
+        for name in ("ttl_ms", "pending_ttl_ms", "unavailable_timeout_ms"):
             _require_ms(name, getattr(self, name))
         for name in ("contention_timeout_ms", "max_hold_ms", "min_hold_ms"):
             if getattr(self, name) is not None:
@@ -64,6 +78,12 @@ class LockOptions:
             _require_choice("on_contention", self.on_contention, POLICIES, "or a callable")
         if not callable(self.on_lost):
             _require_choice("on_lost", self.on_lost, get_args(LostMode), "or a callable")
+        if not callable(self.on_unavailable):
+            _require_choice(
+                "on_unavailable", self.on_unavailable, UNAVAILABLE_POLICIES, "or a callable"
+            )
+        if self.unavailable_timeout_ms < _SHORTEST_OUTAGE_MS:
+            raise refused(_OUTAGE_TOO_SHORT)
 
 
 def refused(message: str) -> LockError:

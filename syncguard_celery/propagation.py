@@ -105,8 +105,10 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
     if fences := merged(_fences(requests), _fences_held_here()):
         luggage["fences"] = fences
     for request in requests:
-        if request.id == headers["id"] and (own := _own(request)):
-            luggage["after"] = own
+        if request.id == headers["id"]:
+            after = merged(fences_in(luggage_of(request), "after"), _own(request))
+            if after:
+                luggage["after"] = after
     attached = _attached.get()
     if attached is not None and attached.task_id == headers["id"]:
         luggage.update(attached.luggage)

@@ -13,7 +13,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from celery.app.task import Task
 from celery.states import REVOKED
@@ -29,6 +29,7 @@ from syncguard_celery.handing import publish_carrying
 from syncguard_celery.holding import Holding, enclosing
 from syncguard_celery.labels import holder_label, task_id_in
 from syncguard_celery.luggage import take_lock
+from syncguard_celery.redelivery import CLOCKS_MS
 from syncguard_celery.running import LockedFunction
 from syncguard_celery.signals import task_lock_contended, tell
 from syncguard_celery.suspension import suspended
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
 Publish = Callable[..., "AsyncResult[Any]"]
-
-_CLOCKS_MS: Final = 2_000
-"""By so much this machine's clock may differ from that of Redis."""
 
 
 def apply_async(
@@ -153,7 +151,7 @@ def _was_revoked_in_time(task: Task[..., Any], twin: str, info: LockInfo, ttl_ms
     Its worker says so at once, but drops the message, and the lock with it, only when its ETA
     has come. Whoever runs has at most ``ttl_ms`` left on the lock.
     """
-    if info.expires_at_ms - time.time() * 1000 <= ttl_ms + _CLOCKS_MS:
+    if info.expires_at_ms - time.time() * 1000 <= ttl_ms + CLOCKS_MS:
         return False
     try:
         state: str = task.AsyncResult(twin).state

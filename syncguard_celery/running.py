@@ -23,6 +23,11 @@ from syncguard_celery.handing import abandon
 from syncguard_celery.holding import Holding, enclosing, innermost, put_innermost
 from syncguard_celery.losing import undisturbed
 from syncguard_celery.options import LockOptions, refused
+from syncguard_celery.outage import (
+    deliver_after_loss,
+    is_delivered_after_loss,
+    through_outages,
+)
 from syncguard_celery.suspension import suspended
 from syncguard_celery.validating import KeyOf, validating
 
@@ -87,19 +92,31 @@ class LockedFunction:
         outer = [holding.interrupt for holding in enclosing()] if before else []
         bind = functools.partial(self._binder.bind, args, kwargs)
         entering = Entering(call, self.options, bind, self._make_key)
+        enter = functools.partial(
+            through_outages,
+            call,
+            self.options,
+            entering.backend,
+            entering.enter,
+            entering.unavailable_policy,
+        )
         holding: Holding | None = None
         try:
             if outer:
                 with undisturbed(outer):
-                    entered = entering.enter()
+                    entered = enter()
             else:
-                entered = entering.enter()
+                entered = enter()
             if isinstance(entered, Skipped):
                 return entered.result
             if entered is None:
                 return self.function(*args, **kwargs)
             holding = entered
             return _run_under(holding, self.function, args, kwargs)
+        except Exception as error:
+            if holding is not None and is_delivered_after_loss(holding, error):
+                raise deliver_after_loss(holding, error)  # noqa: B904 - it may be that very error
+            raise
         finally:
             if entering.lock_id is not None and (holding is None or not holding.is_left):
                 put_innermost(before)

@@ -294,10 +294,11 @@ def app(syncguard_backend):
 def deliver(app):
     """Runs the oldest message in this process, as a worker would: through Celery's own tracer.
 
-    The state in which the task ended, and the header that came with it.
+    The state in which the task ended, and the header that came with it. ``redelivered`` is what
+    the broker says of a message that it delivered before.
     """
 
-    def deliver():
+    def deliver(redelivered=False):
         with app.connection_for_read() as connection:
             queue = connection.SimpleQueue(app.conf.task_default_queue)
             message = queue.get(block=False)
@@ -308,7 +309,8 @@ def deliver(app):
         came_with = json.loads(json.dumps(headers.get("syncguard") or {}))
         task = app.tasks[headers["task"]]
         request = {**headers, **embedded, "args": args, "kwargs": kwargs, "is_eager": False}
-        request |= {"delivery_info": message.delivery_info, "called_directly": False}
+        delivery_info = {**message.delivery_info, "redelivered": redelivered}
+        request |= {"delivery_info": delivery_info, "called_directly": False}
         traced = build_tracer(task.name, task, app=app)(headers["id"], args, kwargs, request)
         state = traced.info.state if traced.info else "SUCCESS"
         return SimpleNamespace(state=state, result=traced.retval, came_with=came_with)

@@ -34,7 +34,13 @@ BROKER = os.environ["WORKSHOP_BROKER"]
 LOCKS = os.environ["WORKSHOP_LOCKS"]
 
 # No fixups: a Django that other tests have set up is none of ours.
-app = Celery("workshop", broker=BROKER, backend=os.environ["WORKSHOP_RESULTS"], fixups=[])
+app = Celery(
+    "workshop",
+    broker=BROKER,
+    backend=os.environ["WORKSHOP_RESULTS"],
+    fixups=[],
+    include=["deliveries", "outages"],
+)
 app.conf.update(
     syncguard_backend=LOCKS,
     broker_connection_retry_on_startup=True,

@@ -1,0 +1,186 @@
+"""A message that was delivered before: the lock of its own earlier delivery is not contention.
+
+Brokers deliver a message again when its worker died, and also when it merely took longer than the
+``visibility_timeout``. The copy then finds the lock held under its own task id. It stores neither
+state nor result, and comes back until it knows which of the two it was:
+
+- the lock is still there: a live run extends it at a third of its TTL, so look again after that,
+  and once more when it would expire;
+- it is gone before it could have expired: the earlier delivery released it. Drop the copy;
+- it is gone later than that: the earlier delivery is dead, or we came too late to tell. Run.
+
+Where the result store can tell that the task has ended, it decides. At least once is promised: a
+task whose end nobody knows of runs again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.exceptions import Ignore, Reject
+from celery.states import FAILURE, PENDING, RETRY, REVOKED, SUCCESS
+from kombu.exceptions import OperationalError
+
+from syncguard import LockBackend, LockError, LockInfo
+from syncguard_celery.labels import is_delivered_again, task_id_in
+from syncguard_celery.luggage import (
+    earlier_delivery,
+    key_digest,
+    luggage_of,
+    unavailable_since_ms,
+)
+from syncguard_celery.republishing import below_visibility_timeout, publish_again
+from syncguard_celery.signals import logger
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+    from syncguard_celery.calls import Call
+    from syncguard_celery.options import LockOptions
+
+CLOCKS_MS: Final = 2_000
+"""By so much this machine's clock may differ from that of the lock's server."""
+
+_SHORTEST_MS: Final = 200.0
+_LONGEST_MS: Final = 60_000.0
+_RESULT_MS: Final = 2_000.0
+"""A task releases its lock before its result is stored: so long that may take."""
+
+
+def is_copy(call: Call) -> bool:
+    """Whether the message of this call may have been delivered before."""
+    request = call.request
+    if request is None or not call.in_worker:
+        return False
+    if request.delivery_info and request.delivery_info.get("redelivered"):
+        return True
+    return earlier_delivery(request) is not None or _follows_a_lost_worker(call, request)
+
+
+def copy_mark(call: Call) -> dict[str, object]:
+    """What a message that repeats this call has to carry, to be known as a copy again."""
+    return {"earlier": {}} if is_copy(call) else {}
+
+
+def is_own_delivery(call: Call, info: LockInfo) -> bool:
+    """Whether the holder is another delivery of the very same message.
+
+    The task id alone does not tell: two publications may have been given one id. The broker says
+    which of two deliveries was the second; that may be the holder.
+    """
+    if call.task_id is None or task_id_in(info.holder, call.name) != call.task_id:
+        return False
+    return call.in_worker and (is_copy(call) or is_delivered_again(info.holder))
+
+
+def look_first(call: Call, options: LockOptions, backend: LockBackend, key: str) -> None:
+    """For a copy, before it acquires: return if it is to run, else raise what ends it."""
+    state = stored_state(call)
+    if state == SUCCESS:
+        raise _dropped(call)
+    until_ms = (earlier_delivery(call.request) or {}).get(key_digest(key))
+    if until_ms is None:
+        return
+    info = backend.lookup(key=key)
+    if info is not None and is_own_delivery(call, info):
+        raise come_back(call, options, key, info)
+    # An attempt of this task that got no answer may be undone by now: that is not its end.
+    is_doubtful = unavailable_since_ms(call.request) is not None
+    if not is_doubtful and _now_ms() < until_ms - CLOCKS_MS:
+        _require_no_end(call, options, state)
+    logger.info(
+        "Task %s[%s] runs again: its earlier delivery did not come to an end",
+        call.name,
+        call.task_id,
+    )
+
+
+def come_back(call: Call, options: LockOptions, key: str, info: LockInfo) -> Exception:
+    """Another delivery of this message holds the lock: publish it for later. What to raise."""
+    now_ms = _now_ms()
+    extended_ms = info.expires_at_ms - options.ttl_ms / 2  # due at a third: so not at once
+    is_due = now_ms >= extended_ms or not options.auto_extend
+    look_ms = info.expires_at_ms + _SHORTEST_MS if is_due else extended_ms
+    earlier = earlier_delivery(call.request) or {}
+    digest = key_digest(key)
+    is_alive = info.expires_at_ms > earlier.get(digest, info.expires_at_ms)
+    luggage: dict[str, object] = {"earlier": {**earlier, digest: info.expires_at_ms}}
+    if unavailable_since_ms(call.request) is not None and not is_alive:
+        luggage["unavailable"] = round(now_ms)
+    return _look_again(call, options, look_ms - now_ms, **luggage)
+
+
+def stored_state(call: Call) -> str | None:
+    """The state of this task in the result store; None if it cannot tell.
+
+    An id that was chosen by hand may have been used before: then the result may be an older one.
+    """
+    task: Any = call.task
+    request: Any = call.request
+    ignores = request.ignore_result if request.ignore_result is not None else task.ignore_result
+    if ignores or not _is_used_once(call.task_id):
+        return None
+    try:
+        result = task.AsyncResult(call.task_id)
+        state: str = result.state
+        # That it met contention, or an outage, before it ran: no end.
+        if state == RETRY and isinstance(result.result, LockError):
+            return PENDING
+    except Exception:  # there is no result store, or it cannot be reached
+        return None
+    return state
+
+
+def _require_no_end(call: Call, options: LockOptions, state: str | None) -> None:
+    """The lock was released. Return if the task did not end with that: a shutdown interrupts a
+    task, which then releases its lock in order."""
+    if state is None or state in (FAILURE, REVOKED, RETRY):
+        raise _dropped(call)
+    if not luggage_of(call.request).get("ended"):
+        raise _look_again(
+            call, options, _RESULT_MS, earlier=earlier_delivery(call.request), ended=True
+        )
+
+
+def _look_again(call: Call, options: LockOptions, delay_ms: float, **luggage: object) -> Exception:
+    delay_ms = min(max(delay_ms, _SHORTEST_MS), _LONGEST_MS)
+    delay_ms = below_visibility_timeout(call.app, delay_ms)
+    is_first = earlier_delivery(call.request) is None
+    try:
+        publish_again(call, delay_ms, patience_ms=options.unavailable_timeout_ms, luggage=luggage)
+    except OperationalError as error:
+        return Reject(error, requeue=True)
+    text = "was delivered again while an earlier delivery holds its lock"
+    log = logger.info if is_first else logger.debug
+    log("Task %s[%s] %s; looking in %.1f s", call.name, call.task_id, text, delay_ms / 1000)
+    return Ignore(text)
+
+
+def _dropped(call: Call) -> Ignore:
+    text = "was delivered again, and has ended already: the copy is dropped"
+    logger.info("Task %s[%s] %s", call.name, call.task_id, text)
+    return Ignore(text)
+
+
+def _follows_a_lost_worker(call: Call, request: Context) -> bool:
+    """Whether ``retry_on_worker_lost`` published this: it is a retry that no run asked for."""
+    task: Any = call.task
+    return bool(
+        getattr(task, "retry_on_worker_lost", False)
+        and request.retries
+        and "after" not in luggage_of(request)
+    )
+
+
+def _is_used_once(task_id: str | None) -> bool:
+    """Whether Celery made this id."""
+    try:
+        return uuid.UUID(task_id).version == 4
+    except (TypeError, ValueError):
+        return False
+
+
+def _now_ms() -> float:
+    return time.time() * 1000

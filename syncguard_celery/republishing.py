@@ -1,0 +1,96 @@
+"""Publishing a running task again: the same message, for a little later.
+
+Not by ``Task.retry()``: that counts against ``max_retries``, and its default of three would end
+what should last through an outage. What the new message carries besides is given as luggage.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kombu.exceptions import OperationalError
+
+from syncguard_celery.luggage import put_back, take_lock
+from syncguard_celery.propagation import attaching
+from syncguard_celery.signals import logger
+
+if TYPE_CHECKING:
+    from celery import Celery
+    from celery.canvas import Signature
+
+    from syncguard_celery.calls import Call
+
+_PAUSE_S: Final = 1.0
+"""Between two attempts to publish while the broker is down."""
+
+
+def below_visibility_timeout(app: Celery, delay_ms: float) -> float:
+    """This delay, or half of the broker's ``visibility_timeout`` where that is shorter.
+
+    A worker keeps a message that is not due yet, unacknowledged. Redis and SQS deliver what is
+    unacknowledged for longer than that again.
+    """
+    timeout_s = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    if not isinstance(timeout_s, (int, float)):
+        return delay_ms
+    return min(delay_ms, timeout_s * 1000 / 2)
+
+
+def publish_again(
+    call: Call,
+    delay_ms: float,
+    *,
+    patience_ms: float,
+    luggage: dict[str, object],
+    retries: int | None = None,
+) -> Signature[Any]:
+    """Publish the task of this call again. Raises what the broker said when patience is over.
+
+    While the broker is down this goes on trying, here in the worker's slot: nobody else has the
+    message. A publish-time lock that was not redeemed goes with it.
+    """
+    task: Any = call.task
+    request: Any = call.request
+    lock_id = take_lock(request)
+    if lock_id is not None:
+        luggage = {**luggage, "lock": lock_id}
+    signature: Signature[Any] = task.signature_from_request(
+        request,
+        countdown=delay_ms / 1000,
+        retries=request.retries if retries is None else retries,
+    )
+    is_carried = False
+    try:
+        is_carried = _publish(call, signature, patience_ms, luggage)
+    finally:
+        if lock_id is not None and not is_carried:
+            put_back(request, lock_id)  # to be released
+    return signature
+
+
+def _publish(
+    call: Call, signature: Signature[Any], patience_ms: float, luggage: dict[str, object]
+) -> bool:
+    """Whether a message was made that carries the luggage."""
+    deadline = time.monotonic() + patience_ms / 1000
+    while True:
+        try:
+            with attaching(str(call.task_id), **luggage) as attachment:
+                signature.apply_async()
+            return attachment.is_used
+        except OperationalError as error:
+            if time.monotonic() + _PAUSE_S > deadline:
+                raise
+            logger.log(
+                logging.WARNING,
+                "Task %s[%s] could not be published again (%s); retrying",
+                call.name,
+                call.task_id,
+                type(error.__cause__ or error).__name__,
+            )
+        # It may have been published all the same, and only the answer was lost: then this is a
+        # second copy, and has to say so.
+        luggage = {"earlier": {}, **luggage}
+        time.sleep(_PAUSE_S)

@@ -1,0 +1,132 @@
+"""A message that is delivered again, by real brokers and workers: no work is lost or done twice."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+
+import celery
+import pytest
+
+KILLS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "4"))
+
+
+@pytest.fixture
+def deliveries(workshop):
+    return importlib.import_module("deliveries")
+
+
+@pytest.fixture
+def deliver_again(start_worker, workshop, monkeypatch, eventually):
+    """Start a worker for which a second without acknowledgement is too long."""
+
+    def start(worker, result):
+        monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
+        eventually(lambda: workshop.unacked_for(result.id) > 1.5)
+        return start_worker("prefork", 1, queue=worker.queue)
+
+    return start
+
+
+def looks_for_its_earlier_delivery(worker, result):
+    return f"[{result.id}] was delivered again while an earlier delivery holds its lock"
+
+
+def test_kill_9_loses_no_task_that_would_skip(start_worker, deliveries, scene):
+    worker = start_worker("prefork", 4)
+    names = [f"{scene.name}-{n}" for n in range(KILLS)]
+    for name in names:
+        scene.workshop.notes.set(f"go:{name}", "1")
+    task = deliveries.skipping_late
+    results = [task.apply_async((name, True), queue=worker.queue) for name in names]
+    assert all(result.get(timeout=100).startswith("done") for result in results)
+    for name in names:
+        events = [line["event"] for line in scene.notes(name)]
+        assert events == ["begin", "begin", "end"]
+
+
+def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
+    start_worker, deliveries, scene, deliver_again, eventually
+):
+    first = start_worker("prefork", 1)
+    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
+    scene.seen("begin")
+    second = deliver_again(first, result)
+    eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
+    assert result.state == "PENDING"
+    scene.go()
+    assert result.get(timeout=30) == "done with 000000000000001"
+    eventually(lambda: f"[{result.id}] was delivered again, and has ended already" in second.log)
+    assert scene.events() == ["begin", "end"]
+    assert result.get() == "done with 000000000000001"
+
+
+def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
+    start_worker, deliveries, scene, deliver_again, eventually
+):
+    first = start_worker("prefork", 1)
+    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
+    scene.seen("begin")
+    second = deliver_again(first, result)
+    eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
+    first.kill_all()
+    scene.go()
+    assert result.get(timeout=60) == "done with 000000000000002"
+    assert scene.events() == ["begin", "begin", "end"]
+
+
+def test_the_first_is_shut_down_and_the_work_is_not_lost(
+    start_worker, deliveries, scene, deliver_again, eventually
+):
+    """It releases its lock in order, and yet has not ended."""
+    first = start_worker("prefork", 1)
+    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
+    scene.seen("begin")
+    second = deliver_again(first, result)
+    eventually(lambda: f"[{result.id}] ignored" in second.log)
+    first.signal(signal.SIGQUIT)
+    first.wait()
+    scene.go()
+    assert result.get(timeout=60) == "done with 000000000000002"
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 7), reason="retry_on_worker_lost is of Celery 5.7")
+def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(
+    start_worker, deliveries, scene
+):
+    worker = start_worker("prefork", 1)
+    scene.go()
+    task = deliveries.retried_by_the_worker
+    result = task.apply_async((scene.name, True), queue=worker.queue)
+    assert result.get(timeout=60) == "done with 000000000000002"
+
+
+def test_two_publications_with_one_id_are_contention(start_worker, deliveries, scene, eventually):
+    worker = start_worker("prefork", 2)
+    task, task_id = deliveries.skipping_late, scene.name
+    task.apply_async((scene.name,), task_id=task_id, queue=worker.queue)
+    scene.seen("begin")
+    second = task.apply_async((scene.name,), task_id=task_id, queue=worker.queue)
+    assert second.get(timeout=30) == "skipped"
+
+
+def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
+    prefork, deliveries, scene, locks
+):
+    from stand_ins import take_away
+
+    result = deliveries.retried_when_lost.apply_async((scene.name,), queue=prefork.queue)
+    scene.seen("begin")
+    take_away(locks, f"delivery:{scene.name}")
+    assert result.get(timeout=60) == 1
+    assert [line["retries"] for line in scene.notes()] == [0, 1]
+
+
+def test_a_task_that_always_hangs_is_not_delivered_for_ever(prefork, deliveries, scene):
+    from syncguard import LockLost
+
+    result = deliveries.hanging_always.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(LockLost):
+        result.get(timeout=60)
+    assert scene.events() == ["begin", "begin"]
