@@ -8,6 +8,9 @@ import signal
 
 import celery
 import pytest
+from stand_ins import take_away
+
+from syncguard import LockLost
 
 KILLS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "4"))
 
@@ -29,17 +32,12 @@ def deliver_again(start_worker, workshop, monkeypatch, eventually):
     return start
 
 
-def looks_for_its_earlier_delivery(worker, result):
-    return f"[{result.id}] was delivered again while an earlier delivery holds its lock"
-
-
-def test_kill_9_loses_no_task_that_would_skip(start_worker, deliveries, scene):
-    worker = start_worker("prefork", 4)
+def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
     names = [f"{scene.name}-{n}" for n in range(KILLS)]
     for name in names:
         scene.workshop.notes.set(f"go:{name}", "1")
     task = deliveries.skipping_late
-    results = [task.apply_async((name, True), queue=worker.queue) for name in names]
+    results = [task.apply_async((name, True), queue=doomed.queue) for name in names]
     assert all(result.get(timeout=100).startswith("done") for result in results)
     for name in names:
         events = [line["event"] for line in scene.notes(name)]
@@ -92,30 +90,24 @@ def test_the_first_is_shut_down_and_the_work_is_not_lost(
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="retry_on_worker_lost is of Celery 5.7")
-def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(
-    start_worker, deliveries, scene
-):
-    worker = start_worker("prefork", 1)
+def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(doomed, deliveries, scene):
     scene.go()
     task = deliveries.retried_by_the_worker
-    result = task.apply_async((scene.name, True), queue=worker.queue)
+    result = task.apply_async((scene.name, True), queue=doomed.queue)
     assert result.get(timeout=60) == "done with 000000000000002"
 
 
-def test_two_publications_with_one_id_are_contention(start_worker, deliveries, scene, eventually):
-    worker = start_worker("prefork", 2)
+def test_two_publications_with_one_id_are_contention(prefork, deliveries, scene):
     task, task_id = deliveries.skipping_late, scene.name
-    task.apply_async((scene.name,), task_id=task_id, queue=worker.queue)
+    task.apply_async((scene.name,), task_id=task_id, queue=prefork.queue)
     scene.seen("begin")
-    second = task.apply_async((scene.name,), task_id=task_id, queue=worker.queue)
+    second = task.apply_async((scene.name,), task_id=task_id, queue=prefork.queue)
     assert second.get(timeout=30) == "skipped"
 
 
 def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
     prefork, deliveries, scene, locks
 ):
-    from stand_ins import take_away
-
     result = deliveries.retried_when_lost.apply_async((scene.name,), queue=prefork.queue)
     scene.seen("begin")
     take_away(locks, f"delivery:{scene.name}")
@@ -124,8 +116,6 @@ def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
 
 
 def test_a_task_that_always_hangs_is_not_delivered_for_ever(prefork, deliveries, scene):
-    from syncguard import LockLost
-
     result = deliveries.hanging_always.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockLost):
         result.get(timeout=60)

@@ -24,7 +24,7 @@ def work(name: str, die: bool) -> str:
 @locked_task(
     app=app,
     key="delivery:{name}",
-    ttl_ms=3_000,
+    ttl_ms=8_000,
     on_contention="skip",
     skip_result="skipped",
     acks_late=True,
@@ -37,7 +37,7 @@ def skipping_late(name, die=False):
 @locked_task(
     app=app,
     key="delivery:{name}",
-    ttl_ms=3_000,
+    ttl_ms=8_000,
     on_contention="skip",
     skip_result="skipped",
     acks_late=True,

@@ -50,6 +50,7 @@ app.conf.update(
     result_expires=600,
     task_default_queue="prefork",
     worker_hijack_root_logger=False,
+    worker_lost_wait=2.0,  # how soon a killed process is noticed; Celery takes 10 s
     worker_prefetch_multiplier=1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     task_send_sent_event=False,
