@@ -1,0 +1,95 @@
+"""An outage of the lock's Redis under real workers: the tasks come back, and none fails."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+
+import kombu
+import pytest
+
+from syncguard import LockError
+from syncguard.testing import RedisServer
+
+TASKS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "12"))
+OUTAGE_S = 10.0 if TASKS >= 100 else 6.0
+"""Longer than a client waits for an answer."""
+
+
+@pytest.fixture
+def outages(workshop):
+    return importlib.import_module("outages")
+
+
+def publish(task, worker, scene, **options):
+    return [
+        task.apply_async((scene.name, n), queue=worker.queue, **options) for n in range(TASKS)
+    ]
+
+
+def assert_each_ran_once(results, scene):
+    assert [result.get(timeout=100) for result in results] == list(range(TASKS))
+    assert sorted(line["number"] for line in scene.notes()) == list(range(TASKS))
+
+
+def test_a_redis_that_does_not_answer_for_a_while_costs_no_task(
+    prefork, outages, scene, lock_server, eventually
+):
+    with lock_server.paused():
+        began = time.monotonic()
+        results = publish(outages.settling, prefork, scene)
+        eventually(lambda: any(result.state == "RETRY" for result in results))
+        time.sleep(max(0.0, began + OUTAGE_S - time.monotonic()))
+        assert not scene.notes()
+    assert_each_ran_once(results, scene)
+
+
+def test_a_redis_that_is_killed_and_restarted_costs_no_task(
+    prefork, outages, scene, lock_server, eventually
+):
+    lock_server.kill()
+    try:
+        results = publish(outages.settling_or_skipping, prefork, scene)
+        eventually(lambda: all(result.state == "RETRY" for result in results))
+    finally:
+        lock_server.restart()
+    assert_each_ran_once(results, scene)
+
+
+def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
+    start_worker, outages, scene, monkeypatch
+):
+    with RedisServer() as shared:
+        monkeypatch.setenv("WORKSHOP_BROKER", shared.url)
+        monkeypatch.setenv("WORKSHOP_LOCKS", shared.url)
+        worker = start_worker("prefork", 2)
+        with kombu.Connection(shared.url) as connection:
+            results = publish(outages.settling_or_skipping, worker, scene, connection=connection)
+        with shared.paused():
+            time.sleep(OUTAGE_S)  # the length of the outage
+        assert [result.get(timeout=100) for result in results] == list(range(TASKS))
+        worker.stop()
+    # At least once: what was running when Redis stopped may have been published twice.
+    assert {line["number"] for line in scene.notes()} == set(range(TASKS))
+
+
+def test_a_task_that_is_to_fail_fails_at_once(prefork, outages, scene, lock_server):
+    lock_server.kill()
+    try:
+        result = outages.giving_up.apply_async((scene.name,), queue=prefork.queue)
+        with pytest.raises(LockError) as raised:
+            result.get(timeout=30)
+    finally:
+        lock_server.restart()
+    assert raised.value.code == "ServiceUnavailable"
+
+
+def test_a_publisher_is_told(outages, scene, lock_server):
+    lock_server.kill()
+    try:
+        with pytest.raises(LockError) as raised:
+            outages.queued_once.delay(scene.name)
+    finally:
+        lock_server.restart()
+    assert raised.value.code == "ServiceUnavailable"
