@@ -313,7 +313,10 @@ def deliver(app):
         request |= {"delivery_info": delivery_info, "called_directly": False}
         traced = build_tracer(task.name, task, app=app)(headers["id"], args, kwargs, request)
         state = traced.info.state if traced.info else "SUCCESS"
-        return SimpleNamespace(state=state, result=traced.retval, came_with=came_with)
+        raised = traced.info.retval if traced.info else None
+        return SimpleNamespace(
+            state=state, result=traced.retval, raised=raised, came_with=came_with
+        )
 
     return deliver
 

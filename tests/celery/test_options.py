@@ -41,6 +41,9 @@ def app():
         {"at": "once"},
         {"on_contention": "ignore"},
         {"on_lost": "explode"},
+        {"on_unavailable": "hope"},
+        {"unavailable_timeout_ms": None},
+        {"unavailable_timeout_ms": 600},  # seconds
         {"using": "default", "backend": "redis://localhost"},
     ],
 )
@@ -48,6 +51,11 @@ def test_what_cannot_be_meant_is_refused_when_the_task_is_made(wrong):
     with pytest.raises(LockError) as refused:
         locked_task(key="k", **wrong)
     assert refused.value.code == "InvalidArgument"
+
+
+def test_seconds_for_milliseconds_are_told():
+    with pytest.raises(LockError, match="in milliseconds: ten minutes are 600_000"):
+        locked_task(key="k", unavailable_timeout_ms=600)
 
 
 def test_both_decorators_pass_every_option_on(app, syncguard_backend):
@@ -61,6 +69,8 @@ def test_both_decorators_pass_every_option_on(app, syncguard_backend):
         "max_hold_ms": 3,
         "min_hold_ms": 4,
         "on_lost": "signal",
+        "on_unavailable": "fail",
+        "unavailable_timeout_ms": 5_000,
     }
     at_publish = {"at": "publish", "pending_ttl_ms": 5}
 

@@ -23,9 +23,7 @@ def outages(workshop):
 
 
 def publish(task, worker, scene, **options):
-    return [
-        task.apply_async((scene.name, n), queue=worker.queue, **options) for n in range(TASKS)
-    ]
+    return [task.apply_async((scene.name, n), queue=worker.queue, **options) for n in range(TASKS)]
 
 
 def assert_each_ran_once(results, scene):

@@ -1,0 +1,453 @@
+"""The lock's server cannot be reached: which tasks come back, when, for how long, and with what."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from celery import Celery, Task
+from celery.app.trace import build_tracer
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import after_task_publish
+from kombu.exceptions import OperationalError
+from stand_ins import Behind, Forgetful, take_away
+
+from syncguard import LockError, LockLost
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
+from syncguard_celery import current_fence, locked_task, outage, republishing
+from syncguard_celery.labels import holder_label
+from syncguard_celery.luggage import HEADER
+
+
+class Failing(Behind):
+    """Answers the next attempts with this error, and counts all of them."""
+
+    def __init__(self, backend, code="ServiceUnavailable", failures=99):
+        super().__init__(backend)
+        self.code, self.failures, self.asked = code, failures, 0
+
+    def acquire(self, *args, **options):
+        self.asked += 1
+        if self.failures:
+            self.failures -= 1
+            raise LockError(self.code)
+        return self.backend.acquire(*args, **options)
+
+
+@pytest.fixture
+def make(app):
+    """A locked task on this backend."""
+
+    def make(backend, body=current_fence, name="outage", **options):
+        @locked_task(app=app, name=name, key="k", backend=backend, **options)
+        def settle():
+            return body()
+
+        return settle
+
+    return make
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Moves what the outages are measured by: the wall clock, and the pause between attempts."""
+
+    class Clock:
+        ahead = 0.0
+
+        def time(self):
+            return time.time() + self.ahead
+
+        def monotonic(self):
+            return time.monotonic() + self.ahead
+
+        def sleep(self, seconds):
+            time.sleep(seconds)
+
+    clock = Clock()
+    monkeypatch.setattr(outage, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def published():
+    """The headers of everything that is published."""
+    headers_seen = []
+
+    def receive(headers=None, **_):
+        headers_seen.append(headers)
+
+    after_task_publish.connect(receive)
+    yield headers_seen
+    after_task_publish.disconnect(receive)
+
+
+@pytest.mark.parametrize("code", ["ServiceUnavailable", "NetworkTimeout", "RateLimited"])
+def test_what_passes_by_itself_is_tried_again(make, deliver, syncguard_backend, clock, code):
+    make(Failing(syncguard_backend, code, failures=1)).delay()
+    first = deliver()
+    assert first.state == "RETRY"
+    clock.ahead = 2
+    again = deliver()
+    assert (again.state, again.result) == ("SUCCESS", "000000000000001")
+    assert again.came_with["tries"] == 1
+
+
+@pytest.mark.parametrize("code", ["AuthFailed", "InvalidArgument", "Internal"])
+def test_what_does_not_pass_fails_at_once(make, deliver, syncguard_backend, code):
+    make(Failing(syncguard_backend, code)).delay()
+    assert deliver().state == "FAILURE"
+
+
+def test_a_real_outage_and_its_end(make, deliver, syncguard_redis, eventually):
+    with RedisBackend.from_url(syncguard_redis.url) as backend:
+        task = make(backend)
+        syncguard_redis.kill()
+        task.delay()
+        assert deliver().state == "RETRY"
+        syncguard_redis.restart()
+        eventually(lambda: deliver().state == "SUCCESS")
+
+
+def test_it_does_not_count_against_max_retries(make, deliver, syncguard_backend, published, clock):
+    make(Failing(syncguard_backend), max_retries=0).delay()
+    for _ in range(3):
+        assert deliver().state == "RETRY"
+        clock.ahead += 2
+    assert {headers["retries"] for headers in published} == {0}
+
+
+def test_each_time_later_but_not_later_than_in_ten_seconds(make, deliver, syncguard_backend, clock):
+    make(Failing(syncguard_backend)).delay()
+    for most in (1, 2, 4, 8, 10, 10):
+        delay = deliver().raised.when
+        assert most / 2 <= delay <= most
+        clock.ahead += 2
+
+
+def test_below_the_visibility_timeout(app, make, deliver, syncguard_backend):
+    app.conf.broker_transport_options = {"visibility_timeout": 0.5}
+    make(Failing(syncguard_backend)).delay()
+    assert deliver().raised.when == 0.25
+
+
+def test_until_the_limit_since_the_first_failure(make, deliver, syncguard_backend, clock):
+    make(Failing(syncguard_backend), unavailable_timeout_ms=60_000).delay()
+    deliver()
+    clock.ahead = 59
+    last = deliver()
+    assert last.state == "RETRY"
+    assert last.raised.when <= 1
+    clock.ahead = 61
+    failed = deliver()
+    assert failed.state == "FAILURE"
+    assert isinstance(failed.raised, LockError)
+    assert failed.raised.code == "ServiceUnavailable"
+
+
+class TestTheServerIsLeftAlone:
+    def test_for_a_second_and_tasks_that_come_meanwhile_are_published_at_once(
+        self, make, deliver, syncguard_backend, clock
+    ):
+        backend = Failing(syncguard_backend, failures=1)
+        task = make(backend)
+        for _ in range(3):
+            task.delay()
+        assert [deliver().state for _ in range(3)] == ["RETRY"] * 3
+        assert backend.asked == 1
+        clock.ahead = 1.1
+        assert [deliver().state for _ in range(3)] == ["SUCCESS"] * 3
+        assert backend.asked == 4
+
+    def test_by_all_but_one_while_that_one_asks(self, make, deliver, syncguard_backend, clock):
+        backend = Failing(syncguard_backend, failures=1)
+        task = make(backend)
+        task.delay()
+        deliver()
+        clock.ahead = 2
+        assert outage._open[backend].may_ask()  # another thread, which still waits for its answer
+        deliver()
+        assert backend.asked == 1
+
+    def test_but_a_task_that_is_to_fail_asks(self, make, deliver, syncguard_backend):
+        backend = Failing(syncguard_backend, failures=1)
+        task = make(backend, on_unavailable="fail")
+        task.delay()
+        task.delay()
+        assert [deliver().state for _ in range(2)] == ["FAILURE", "SUCCESS"]
+
+    def test_contention_is_an_answer(self, make, deliver, syncguard_backend, clock):
+        backend = Failing(syncguard_backend, failures=1)
+        make(backend).delay()
+        deliver()
+        clock.ahead = 2
+        with syncguard_backend.acquire("k", holder="somebody else"):
+            assert deliver().state == "RETRY"
+        assert deliver().state == "SUCCESS"
+
+    def test_so_is_a_refusal_of_the_credentials(self, make, deliver, syncguard_backend, clock):
+        backend = Failing(syncguard_backend, failures=1)
+        task = make(backend)
+        task.delay()
+        deliver()
+        clock.ahead = 2
+        backend.code, backend.failures = "AuthFailed", 1
+        assert deliver().state == "FAILURE"
+        task.delay()
+        assert deliver().state == "SUCCESS"
+
+    def test_after_an_attempt_that_a_time_limit_ended(
+        self, make, deliver, syncguard_backend, clock
+    ):
+        class Limited(Failing):
+            def acquire(self, *args, **options):
+                if self.asked == 1:
+                    self.asked += 1
+                    raise SoftTimeLimitExceeded
+                return super().acquire(*args, **options)
+
+        backend = Limited(syncguard_backend, failures=1)
+        task = make(backend)
+        task.delay()
+        deliver()
+        clock.ahead = 2
+        assert deliver().state == "FAILURE"
+        task.delay()
+        assert deliver().state == "RETRY"
+        assert backend.asked == 2
+
+    def test_one_server_says_nothing_about_another(self, make, settle, deliver, syncguard_backend):
+        make(Failing(syncguard_backend), name="other").delay()
+        assert deliver().state == "RETRY"
+        settle.delay(1)
+        assert [deliver().state for _ in range(2)] == ["RETRY", "SUCCESS"]
+
+
+class TestPolicies:
+    def test_fail(self, make, deliver, syncguard_backend):
+        make(Failing(syncguard_backend), on_unavailable="fail").delay()
+        assert deliver().state == "FAILURE"
+
+    @pytest.mark.parametrize(("chosen", "state"), [("fail", "FAILURE"), ("retry", "RETRY")])
+    def test_a_callable_chooses_by_the_arguments(
+        self, app, deliver, syncguard_backend, chosen, state
+    ):
+        @locked_task(
+            app=app,
+            key="k:{policy}",
+            backend=Failing(syncguard_backend),
+            on_unavailable=lambda policy: policy,
+        )
+        def choosing(policy): ...
+
+        choosing.delay(chosen)
+        assert deliver().state == state
+
+    def test_a_callable_that_chooses_nothing_known_is_told(self, make, deliver, syncguard_backend):
+        make(Failing(syncguard_backend), on_unavailable=lambda: "hope").delay()
+        error = deliver().raised
+        assert error.code == "InvalidArgument"
+        assert "must choose one of ('retry', 'fail')" in str(error)
+
+
+class TestOutsideOfWorkers:
+    def test_a_direct_call_raises(self, make, syncguard_backend):
+        with pytest.raises(LockError) as raised:
+            make(Failing(syncguard_backend))()
+        assert raised.value.code == "ServiceUnavailable"
+
+    def test_an_eager_call_raises(self, make, syncguard_backend):
+        with pytest.raises(LockError):
+            make(Failing(syncguard_backend)).apply().get()
+
+    def test_a_publisher_gets_the_error(self, make, syncguard_backend):
+        with pytest.raises(LockError):
+            make(Failing(syncguard_backend), at="publish").delay()
+
+    def test_a_lost_lock_is_raised(self, make, syncguard_backend):
+        task = make(syncguard_backend, lambda: take_away(syncguard_backend, "k"), on_lost="retry")
+        with pytest.raises(LockLost):
+            task()
+
+
+def test_the_publish_time_lock_goes_on(app, deliver, syncguard_backend, clock):
+    backend = Forgetful(syncguard_backend, failures=1)
+    task = locked_task(app=app, name="once", key="k", backend=backend, at="publish")(current_fence)
+    task.delay()
+    assert deliver().state == "RETRY"
+    assert syncguard_backend.is_locked("k")
+    clock.ahead = 2
+    again = deliver()
+    assert (again.state, again.result) == ("SUCCESS", "000000000000001")
+
+
+def test_how_long_it_has_contended_is_not_forgotten(make, deliver, syncguard_backend, clock):
+    backend = Failing(syncguard_backend, failures=0)
+    make(backend).delay()
+    with syncguard_backend.acquire("k", holder="somebody else"):
+        deliver()
+        backend.failures = 1
+        since = deliver().came_with["since"]
+        clock.ahead = 2
+        assert deliver().came_with["since"] == since
+
+
+@pytest.mark.parametrize("policy", ["skip", "fail", "retry"])
+def test_an_attempt_whose_answer_was_lost_is_not_contention(
+    make, deliver, syncguard_redis, syncguard_backend, eventually, policy
+):
+    with syncguard_redis.client(socket_timeout=0.3, retry=None) as client:
+        backend = RedisBackend(client)
+        backend.acquire("other").release()  # it is connected
+        task = make(backend, lambda: "ran", ttl_ms=1_500, on_contention=policy)
+        task.delay()
+        with syncguard_redis.paused():
+            assert deliver().state == "RETRY"
+        eventually(lambda: syncguard_backend.is_locked("k"))  # by nobody who knows of it
+        states = [deliver().state]
+        eventually(lambda: states.append(deliver().state) or states[-1] != "RETRY")
+        assert states[-1] == "SUCCESS"
+        backend.close()
+
+
+class TestLost:
+    def lose(self, backend, times, error=None):
+        def body():
+            if len(runs) < times:
+                runs.append(1)
+                take_away(backend, "k")
+                if error is not None:
+                    raise error
+            return "done"
+
+        runs = []
+        return body
+
+    def test_it_is_delivered_again(self, make, deliver, syncguard_backend):
+        make(syncguard_backend, self.lose(syncguard_backend, 1), on_lost="retry").delay()
+        lost = deliver()
+        assert lost.state == "RETRY"
+        assert isinstance(lost.raised.exc, LockLost)
+        assert deliver().result == "done"
+
+    def test_also_if_the_loss_made_it_fail(self, make, deliver, syncguard_backend):
+        body = self.lose(syncguard_backend, 1, LockLost())
+        make(syncguard_backend, body, on_lost="retry").delay()
+        assert deliver().state == "RETRY"
+        assert deliver().result == "done"
+
+    def test_it_counts_as_a_retry_and_ends_with_them(self, make, deliver, syncguard_backend):
+        body = self.lose(syncguard_backend, 9)
+        make(syncguard_backend, body, on_lost="retry", max_retries=2).delay()
+        assert [deliver().state for _ in range(3)] == ["RETRY", "RETRY", "FAILURE"]
+
+    def test_without_a_limit_if_the_task_has_none(self, make, deliver, syncguard_backend):
+        body = self.lose(syncguard_backend, 4)
+        make(syncguard_backend, body, on_lost="retry", max_retries=None).delay()
+        assert [deliver().state for _ in range(5)] == ["RETRY"] * 4 + ["SUCCESS"]
+
+    def test_not_if_it_is_to_raise(self, make, deliver, syncguard_backend):
+        make(syncguard_backend, self.lose(syncguard_backend, 1)).delay()
+        assert deliver().state == "FAILURE"
+
+    def test_a_task_that_failed_and_lost_nothing_has_failed(self, make, deliver, syncguard_backend):
+        make(syncguard_backend, lambda: 1 / 0, on_lost="retry").delay()
+        assert deliver().state == "FAILURE"
+
+    def test_a_task_that_retries_itself_does(self, app, deliver, syncguard_backend, published):
+        @locked_task(app=app, key="k", backend=syncguard_backend, on_lost="retry", bind=True)
+        def retrying(self):
+            if self.request.retries == 0:
+                take_away(syncguard_backend, "k")
+                raise self.retry(countdown=0)
+            return "done"
+
+        retrying.delay()
+        assert deliver().state == "RETRY"
+        assert len(published) == 2
+
+
+class TestTheBrokerIsDownToo:
+    @pytest.fixture
+    def broker(self):
+        with RedisServer(aof=True) as server:
+            yield server
+
+    @pytest.fixture
+    def app(self, broker):
+        app = Celery("direct", broker=broker.url, fixups=[], set_as_current=False)
+        app.conf.task_publish_retry = False
+        app.conf.broker_connection_timeout = 1
+        yield app
+        app.close()
+
+    def run(self, app, task):
+        request = {
+            "id": "0b7c",
+            "task": task.name,
+            "retries": 0,
+            "is_eager": False,
+            "delivery_info": {"exchange": "", "routing_key": "celery"},
+        }
+        return build_tracer(task.name, task, app=app)("0b7c", [], {}, request)
+
+    def test_it_goes_on_trying_in_its_slot(self, app, make, broker, syncguard_backend, caplog):
+        task = make(Failing(syncguard_backend))
+        task.name  # noqa: B018 - made now
+        broker.kill()
+
+        def restart():
+            deadline = time.monotonic() + 30
+            while "could not be published again" not in caplog.text:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            broker.restart()
+
+        thread = threading.Thread(target=restart)
+        thread.start()
+        traced = self.run(app, task)
+        thread.join()
+        assert traced.info.state == "RETRY"
+        with broker.client() as client:
+            assert client.llen("celery") == 1
+
+    def test_until_the_limit(self, app, make, broker, syncguard_backend, monkeypatch):
+        monkeypatch.setattr(republishing, "_PAUSE_S", 0.3)
+        task = make(Failing(syncguard_backend), unavailable_timeout_ms=1_000)
+        broker.kill()
+        traced = self.run(app, task)
+        assert traced.info.state == "FAILURE"
+        assert traced.info.retval.code == "ServiceUnavailable"
+
+    def test_a_lock_that_no_message_carries_is_put_back(
+        self, app, make, broker, syncguard_backend, monkeypatch
+    ):
+        monkeypatch.setattr(republishing, "_PAUSE_S", 2.0)
+        task = make(Forgetful(syncguard_backend, 1), at="publish", unavailable_timeout_ms=1_000)
+        lock_id = syncguard_backend.acquire("k", holder=holder_label("outage", "0b7c")).lock_id
+        broker.kill()
+        request = {"id": "0b7c", HEADER: {"lock": lock_id}, "is_eager": False}
+        traced = build_tracer(task.name, task, app=app)("0b7c", [], {}, request)
+        assert traced.info.state == "FAILURE"
+        assert not syncguard_backend.is_locked("k")
+
+
+def test_a_second_attempt_to_publish_says_that_it_may_be_a_second_copy(
+    make, deliver, syncguard_backend, monkeypatch, published
+):
+    monkeypatch.setattr(republishing, "_PAUSE_S", 0.0)
+
+    class AnswerLost(Task):
+        """Its second message is published, and nobody learns of it."""
+
+        def apply_async(self, *args, **options):
+            result = super().apply_async(*args, **options)
+            if len(published) == 2:
+                raise OperationalError
+            return result
+
+    make(Failing(syncguard_backend), base=AnswerLost).delay()
+    deliver()
+    assert [headers.get(HEADER, {}).get("earlier") for headers in published] == [None, None, {}]

@@ -1,0 +1,346 @@
+"""Dead or alive: what a delivered copy makes of the lock that it finds under its own task id."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from celery import states
+from celery.app.task import Context
+from kombu.exceptions import OperationalError
+from stand_ins import Behind, take_away
+
+from syncguard import LockError
+from syncguard_celery import LockContended, current_fence, locked, locked_task, redelivery
+from syncguard_celery.calls import Call
+from syncguard_celery.labels import holder_label, is_delivered_again, task_id_in
+from syncguard_celery.luggage import HEADER, key_digest
+from syncguard_celery.redelivery import is_copy, is_own_delivery
+
+TTL_MS = 60_000
+DIGEST = key_digest("k")
+
+
+@pytest.fixture
+def results(app):
+    """Where the app stores results. In memory."""
+    app.conf.result_backend = "cache+memory://"
+    return app.backend
+
+
+@pytest.fixture
+def bodies():
+    return []
+
+
+@pytest.fixture
+def task(app, bodies):
+    @locked_task(
+        app=app,
+        name="late",
+        key="k",
+        ttl_ms=TTL_MS,
+        on_contention="skip",
+        skip_result="skipped",
+        acks_late=True,
+    )
+    def late():
+        bodies.append(current_fence())
+        return "done"
+
+    return late
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Moves the clock by which copies judge."""
+    clock = SimpleNamespace(ahead_ms=0)
+    monkeypatch.setattr(redelivery, "_now_ms", lambda: time.time() * 1000 + clock.ahead_ms)
+    return clock
+
+
+@pytest.fixture
+def first(task, syncguard_backend):
+    """Another delivery of the message that is published, as its lock shows it."""
+    result = task.delay()
+    label = holder_label("late", result.id)
+    held = syncguard_backend.acquire("k", TTL_MS, holder=label)
+    return SimpleNamespace(id=result.id, lock_id=held.lock_id, label=label, extend=held.extend)
+
+
+@pytest.fixture
+def delays(monkeypatch):
+    """In how many milliseconds each copy was to come back."""
+    publish_again, delays = redelivery.publish_again, []
+
+    def note_delay(call, delay_ms, **options):
+        delays.append(delay_ms)
+        return publish_again(call, delay_ms, **options)
+
+    monkeypatch.setattr(redelivery, "publish_again", note_delay)
+    return delays
+
+
+def look(deliver, first_time=False):
+    traced = deliver(redelivered=first_time)
+    assert traced.state == "IGNORED", traced.result
+    return traced.came_with
+
+
+class TestTheFirstLives:
+    @pytest.mark.usefixtures("first")
+    def test_the_copy_comes_back_and_does_nothing(self, deliver, bodies):
+        look(deliver, first_time=True)
+        assert list(look(deliver)["earlier"]) == [DIGEST]
+        assert not bodies
+
+    def test_it_stores_no_state(self, results, deliver, first):
+        look(deliver, first_time=True)
+        assert results.get_state(first.id) == states.PENDING
+
+    def test_it_looks_again_after_the_next_extension_was_due(self, deliver, first, clock, delays):
+        look(deliver, first_time=True)
+        clock.ahead_ms = TTL_MS / 2
+        look(deliver)
+        first.extend(TTL_MS)
+        clock.ahead_ms = 0
+        look(deliver)
+        due, at_expiry, due_again = delays
+        assert TTL_MS / 3 < due <= TTL_MS / 2
+        assert TTL_MS / 2 - 10_000 < at_expiry < TTL_MS / 2 + 1_000
+        assert TTL_MS / 3 < due_again <= TTL_MS / 2
+
+    @pytest.mark.usefixtures("first")
+    def test_it_comes_back_within_half_of_the_visibility_timeout(self, app, deliver, delays):
+        app.conf.broker_transport_options = {"visibility_timeout": 4}
+        look(deliver, first_time=True)
+        assert delays == [2_000]
+
+    def test_a_copy_that_runs_is_met_by_the_first_delivery(
+        self, deliver, task, syncguard_backend, bodies
+    ):
+        """The message waited in a worker for so long that its copy overtook it."""
+        result = task.delay()
+        label = holder_label("late", result.id, again=True)
+        with syncguard_backend.acquire("k", TTL_MS, holder=label):
+            look(deliver)
+        assert not bodies
+
+    @pytest.mark.usefixtures("first")
+    def test_a_broker_that_is_gone_gets_the_message_back(self, deliver, monkeypatch):
+        def fail(*_args, **_options):
+            raise OperationalError
+
+        monkeypatch.setattr(redelivery, "publish_again", fail)
+        traced = deliver(redelivered=True)
+        assert traced.state == "REJECTED"
+        assert traced.raised.requeue
+
+
+class TestTheFirstIsGone:
+    @pytest.fixture
+    def seen(self, deliver, first):
+        """The copy has seen the first one's lock once."""
+        look(deliver, first_time=True)
+        return first
+
+    def test_released_before_it_expired_the_copy_is_dropped(
+        self, deliver, seen, syncguard_backend, bodies
+    ):
+        syncguard_backend.release(seen.lock_id)
+        look(deliver)
+        assert not bodies
+
+    def test_expired_the_copy_runs(self, deliver, seen, syncguard_backend, clock, bodies):
+        syncguard_backend.release(seen.lock_id)
+        clock.ahead_ms = TTL_MS
+        assert deliver().state == "SUCCESS"
+        assert len(bodies) == 1
+
+    def test_within_the_difference_of_clocks_the_copy_runs(
+        self, deliver, seen, syncguard_backend, clock, bodies
+    ):
+        syncguard_backend.release(seen.lock_id)
+        clock.ahead_ms = TTL_MS - 1_000
+        assert deliver().state == "SUCCESS"
+        assert len(bodies) == 1
+
+    def test_a_result_says_that_it_ended(self, results, deliver, seen, bodies):
+        results.mark_as_done(seen.id, "done")
+        look(deliver)
+        assert not bodies
+
+    def test_a_failure_is_an_end_too(self, results, deliver, seen, syncguard_backend, bodies):
+        syncguard_backend.release(seen.lock_id)
+        results.mark_as_failure(seen.id, ValueError())
+        look(deliver)
+        assert not bodies
+
+    def test_a_failure_does_not_say_that_a_lock_which_expired_had_ended(
+        self, results, deliver, seen, syncguard_backend, clock, bodies
+    ):
+        """Celery stores one for a worker that was killed."""
+        syncguard_backend.release(seen.lock_id)
+        results.mark_as_failure(seen.id, ValueError())
+        clock.ahead_ms = TTL_MS
+        assert deliver().state == "SUCCESS"
+        assert len(bodies) == 1
+
+    def test_its_own_retry_is_an_end_too(self, results, deliver, seen, syncguard_backend, bodies):
+        syncguard_backend.release(seen.lock_id)
+        results.mark_as_retry(seen.id, ValueError())
+        look(deliver)
+        assert not bodies
+
+    @pytest.mark.parametrize("stale", [None, LockContended()], ids=["pending", "contended"])
+    def test_released_but_without_an_end_the_copy_runs_after_another_look(
+        self, results, deliver, seen, syncguard_backend, bodies, stale
+    ):
+        """As a shutdown leaves it: the task was interrupted, and released its lock."""
+        if stale is not None:
+            results.mark_as_retry(seen.id, stale)
+        syncguard_backend.release(seen.lock_id)
+        look(deliver)
+        traced = deliver()
+        assert traced.came_with["ended"]
+        assert traced.state == "SUCCESS"
+        assert len(bodies) == 1
+
+    @pytest.mark.usefixtures("seen")
+    def test_somebody_else_holds_the_lock_now(self, deliver, syncguard_backend, clock):
+        take_away(syncguard_backend, "k")
+        with syncguard_backend.acquire("k", TTL_MS, holder="somebody else"):
+            clock.ahead_ms = TTL_MS
+            traced = deliver()
+        assert (traced.state, traced.result) == ("SUCCESS", "skipped")
+
+    def test_after_an_attempt_in_doubt_a_release_is_no_end(
+        self, app, deliver, seen, syncguard_backend, bodies
+    ):
+        """What was seen may have been this task's own attempt, whose answer was lost."""
+
+        class Silent(Behind):
+            def lookup(self, **_options):
+                raise LockError("NetworkTimeout")
+
+        app.conf.syncguard_backend = Silent(syncguard_backend)
+        look(deliver)
+        app.conf.syncguard_backend = syncguard_backend
+        syncguard_backend.release(seen.lock_id)
+        assert deliver().state == "SUCCESS"
+        assert len(bodies) == 1
+
+
+def test_a_copy_that_comes_when_all_is_over_is_dropped(results, task, deliver, bodies):
+    result = task.delay()
+    results.mark_as_done(result.id, "done")
+    look(deliver, first_time=True)
+    assert not bodies
+
+
+def test_a_result_under_an_id_that_was_chosen_by_hand_may_be_an_older_one(
+    results, task, deliver, bodies
+):
+    task.apply_async(task_id="nightly")
+    results.mark_as_done("nightly", "yesterday's")
+    assert deliver(redelivered=True).state == "SUCCESS"
+    assert len(bodies) == 1
+
+
+def test_a_result_that_cannot_be_read_says_nothing(
+    app, results, task, deliver, bodies, monkeypatch
+):
+    def fail(*_args, **_options):
+        raise ConnectionError
+
+    task.delay()
+    monkeypatch.setattr(results, "get_task_meta", fail)
+    assert deliver(redelivered=True).state == "SUCCESS"
+
+
+def test_a_result_that_is_not_stored_is_not_asked_for(app, results, deliver, bodies):
+    @locked_task(app=app, name="ignoring", key="k", ignore_result=True)
+    def ignoring():
+        bodies.append(1)
+
+    result = ignoring.delay()
+    results.mark_as_done(result.id, "of somebody else")
+    assert deliver(redelivered=True).state == "SUCCESS"
+    assert bodies
+
+
+def test_a_copy_that_meets_contention_is_still_a_copy(app, deliver, syncguard_backend):
+    @locked_task(app=app, name="retrying", key="k")
+    def retrying(): ...
+
+    retrying.delay()
+    with syncguard_backend.acquire("k", TTL_MS, holder="somebody else"):
+        assert deliver(redelivered=True).state == "RETRY"
+    assert deliver().came_with["earlier"] == {}
+
+
+def test_each_lock_of_a_task_is_watched_by_itself(app, deliver, syncguard_backend):
+    @app.task(name="double", shared=False)
+    @locked(key="outer", ttl_ms=TTL_MS)
+    @locked(key="k", ttl_ms=TTL_MS)
+    def double():
+        return "done"
+
+    result = double.delay()
+    label = holder_label("double", result.id)
+    held = syncguard_backend.acquire("k", TTL_MS, holder=label)
+    look(deliver, first_time=True)
+    assert not syncguard_backend.is_locked("outer")
+    held.release()
+    look(deliver)
+
+
+class TestWhoseLockItIs:
+    def call(self, app, retries=0, redelivered=False, luggage=None, **attributes):
+        @app.task(name="some", shared=False, **attributes)
+        def some(): ...
+
+        context = Context(
+            id=str(uuid.uuid4()),
+            retries=retries,
+            called_directly=False,
+            delivery_info={"redelivered": redelivered},
+            **{HEADER: luggage or {}},
+        )
+        return Call(some.name, app.tasks["some"], context, app)
+
+    def own(self, call, **options):
+        return SimpleNamespace(holder=holder_label("some", call.task_id, **options))
+
+    def test_that_of_a_redelivered_message(self, app):
+        call = self.call(app, redelivered=True)
+        assert is_own_delivery(call, self.own(call))
+
+    def test_not_that_of_a_second_publication(self, app):
+        call = self.call(app)
+        assert not is_own_delivery(call, self.own(call))
+
+    def test_not_that_of_another_task(self, app):
+        call = self.call(app, redelivered=True)
+        assert not is_own_delivery(call, SimpleNamespace(holder=holder_label("some", "other")))
+
+    def test_the_copy_for_a_lost_worker_and_no_other_retry(self, app):
+        lost = self.call(app, retries=1, retry_on_worker_lost=True)
+        assert is_copy(lost)
+
+    def test_a_retry_of_its_own_is_no_copy(self, app):
+        assert not is_copy(self.call(app, 1, luggage={"after": {}}, retry_on_worker_lost=True))
+
+    def test_a_direct_call_is_no_copy(self, app):
+        assert not is_copy(Call("some", None, None, app))
+
+
+def test_the_label_of_a_copy_says_so_and_can_still_be_read():
+    label = holder_label("shop.settle", "0b7c", again=True)
+    assert label.endswith(" (delivered again)")
+    assert is_delivered_again(label)
+    assert task_id_in(label, "shop.settle") == "0b7c"
+    assert not is_delivered_again(holder_label("shop.settle", "0b7c"))
+    assert not is_delivered_again(None)
