@@ -27,7 +27,9 @@ def holder_label(name: str, task_id: str | None, *, again: bool = False) -> str:
     # An id that would not come back from the label is better left out: a duplicate would be
     # answered with the result of a task that does not exist.
     if task_id is not None and task_id == _clean(task_id):
-        label = f"{short}[{task_id}]@{host}{_AGAIN if again else ''}"
+        label = f"{short}[{task_id}]@{host}"
+        if again and len(label.encode()) + len(_AGAIN) <= MAX_BYTES:
+            return label + _AGAIN
         if len(label.encode()) <= MAX_BYTES:
             return label
     return f"{short}@{host}"
