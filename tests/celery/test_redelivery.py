@@ -36,7 +36,7 @@ def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
     names = [f"{scene.name}-{n}" for n in range(KILLS)]
     for name in names:
         scene.workshop.notes.set(f"go:{name}", "1")
-    task = deliveries.skipping_late
+    task = deliveries.killed_late
     results = [task.apply_async((name, True), queue=doomed.queue) for name in names]
     assert all(result.get(timeout=100).startswith("done") for result in results)
     for name in names:
@@ -64,7 +64,7 @@ def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
     start_worker, deliveries, scene, deliver_again, eventually
 ):
     first = start_worker("prefork", 1)
-    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
+    result = deliveries.killed_late.apply_async((scene.name,), queue=first.queue)
     scene.seen("begin")
     second = deliver_again(first, result)
     eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)

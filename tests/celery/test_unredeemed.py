@@ -73,7 +73,9 @@ def test_it_goes_with_a_retry_that_was_decided_before_the_function_began(
 
 
 def test_it_is_released_when_it_could_not_be_redeemed(app, deliver, syncguard_backend):
-    @locked_task(app=app, key="k", at="publish", backend=Forgetful(syncguard_backend, 1))
+    backend = Forgetful(syncguard_backend, 1)
+
+    @locked_task(app=app, key="k", at="publish", backend=backend, on_unavailable="fail")
     def task(): ...
 
     task.delay()
@@ -87,6 +89,7 @@ def test_a_retry_redeems_what_could_not_be_redeemed_before(app, deliver, syncgua
         key="k",
         at="publish",
         on_contention="skip",
+        on_unavailable="fail",
         backend=Forgetful(syncguard_backend, 1),
         autoretry_for=(LockError,),
         retry_kwargs={"countdown": 1},

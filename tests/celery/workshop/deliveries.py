@@ -21,29 +21,27 @@ def work(name: str, die: bool) -> str:
     return f"done with {current_fence()}"
 
 
-@locked_task(
-    app=app,
-    key="delivery:{name}",
-    ttl_ms=8_000,
-    on_contention="skip",
-    skip_result="skipped",
-    acks_late=True,
-    reject_on_worker_lost=True,
-)
-def skipping_late(name, die=False):
+_LATE = {
+    "app": app,
+    "key": "delivery:{name}",
+    "on_contention": "skip",
+    "skip_result": "skipped",
+    "acks_late": True,
+}
+
+
+@locked_task(ttl_ms=30_000, **_LATE)
+def skipping_late(name):
+    return work(name, die=False)
+
+
+@locked_task(ttl_ms=10_000, reject_on_worker_lost=True, **_LATE)
+def killed_late(name, die=False):
     return work(name, die)
 
 
 @locked_task(
-    app=app,
-    key="delivery:{name}",
-    ttl_ms=8_000,
-    on_contention="skip",
-    skip_result="skipped",
-    acks_late=True,
-    max_retries=1,
-    default_retry_delay=0,
-    retry_on_worker_lost=True,
+    ttl_ms=10_000, max_retries=1, default_retry_delay=0, retry_on_worker_lost=True, **_LATE
 )
 def retried_by_the_worker(name, die=False):
     return work(name, die)
