@@ -8,7 +8,7 @@
                 "since": ms, "attempts": n,                of the contention it has met so far
                 "earlier": {sha256 of a key: ms, ...},     it may be a copy; when the lock of its
                                                            earlier delivery would have expired
-                "ended": true,                             that delivery seems to have ended
+                "ended": ms,                               since when that lock is released
                 "unavailable": ms, "tries": n}             since when the lock's server is down
 
 Never a raw key. The lock id is in no other place, and is taken out when the task starts.

@@ -24,7 +24,7 @@ from kombu.exceptions import OperationalError
 from syncguard import LockBackend, LockError, LockInfo, LockLost
 from syncguard_celery.labels import task_id_in
 from syncguard_celery.luggage import luggage_of, unavailable_since_ms
-from syncguard_celery.redelivery import copy_mark, is_copy
+from syncguard_celery.redelivery import ComesBack, copy_mark, is_copy
 from syncguard_celery.republishing import below_visibility_timeout, publish_again
 from syncguard_celery.signals import logger
 
@@ -203,7 +203,7 @@ def _publish(
     log = logger.warning if luggage.get("tries", 1) == 1 else logger.debug
     log("Task %s[%s]: %s", call.name, call.task_id, text)
     if is_copy(call):
-        return Ignore(text)  # what its earlier delivery stored is not overwritten
+        return ComesBack(text)  # what its earlier delivery stored is not overwritten
     again: Any = Retry  # its stub takes a numbers.Real, which no float is to mypy
     retry: Retry = again(text, exc=error, when=delay_ms / 1000, sig=signature)
     return retry

@@ -45,8 +45,12 @@ CLOCKS_MS: Final = 2_000
 
 _SHORTEST_MS: Final = 200.0
 _LONGEST_MS: Final = 60_000.0
-_RESULT_MS: Final = 2_000.0
+_RESULT_MS: Final = 5_000.0
 """A task releases its lock before its result is stored: so long that may take."""
+
+
+class ComesBack(Ignore):
+    """The delivery ends here, and another one of the same task is published."""
 
 
 def is_copy(call: Call) -> bool:
@@ -119,10 +123,11 @@ def stored_state(call: Call) -> str | None:
     """
     task: Any = call.task
     request: Any = call.request
-    ignores = request.ignore_result if request.ignore_result is not None else task.ignore_result
-    if ignores or not _is_used_once(call.task_id):
+    if request.ignore_result or task.ignore_result or not _is_used_once(call.task_id):
         return None
     try:
+        if task.backend.as_uri().startswith("rpc"):  # only the caller can read its results
+            return None
         result = task.AsyncResult(call.task_id)
         state: str = result.state
         # That it met contention, or an outage, before it ran: no end.
@@ -138,10 +143,11 @@ def _require_no_end(call: Call, options: LockOptions, state: str | None) -> None
     task, which then releases its lock in order."""
     if state is None or state in (FAILURE, REVOKED, RETRY):
         raise _dropped(call)
-    if not luggage_of(call.request).get("ended"):
-        raise _look_again(
-            call, options, _RESULT_MS, earlier=earlier_delivery(call.request), ended=True
-        )
+    now_ms = round(_now_ms())
+    ended_ms: int = luggage_of(call.request).get("ended", now_ms)
+    if now_ms - ended_ms < _RESULT_MS:
+        earlier = earlier_delivery(call.request)
+        raise _look_again(call, options, _RESULT_MS, earlier=earlier, ended=ended_ms)
 
 
 def _look_again(call: Call, options: LockOptions, delay_ms: float, **luggage: object) -> Exception:
@@ -155,7 +161,7 @@ def _look_again(call: Call, options: LockOptions, delay_ms: float, **luggage: ob
     text = "was delivered again while an earlier delivery holds its lock"
     log = logger.info if is_first else logger.debug
     log("Task %s[%s] %s; looking in %.1f s", call.name, call.task_id, text, delay_ms / 1000)
-    return Ignore(text)
+    return ComesBack(text)
 
 
 def _dropped(call: Call) -> Ignore:

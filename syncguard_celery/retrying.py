@@ -7,6 +7,7 @@ from typing import Any
 from celery.exceptions import Ignore, Retry
 
 from syncguard_celery.calls import Call
+from syncguard_celery.redelivery import ComesBack
 
 
 def ends_in_retry(call: Call, error: BaseException | None) -> bool:
@@ -15,7 +16,7 @@ def ends_in_retry(call: Call, error: BaseException | None) -> bool:
     ``autoretry_for`` acts outside the function we wrap, after our lock is let go, so it has to be
     foreseen. The rules are those of ``celery.app.autoretry``.
     """
-    if isinstance(error, Retry):
+    if isinstance(error, (ComesBack, Retry)):
         return True
     if error is None or call.task is None or call.request is None or call.request.called_directly:
         return False

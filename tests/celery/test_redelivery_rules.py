@@ -196,16 +196,16 @@ class TestTheFirstIsGone:
 
     @pytest.mark.parametrize("stale", [None, LockContended()], ids=["pending", "contended"])
     def test_released_but_without_an_end_the_copy_runs_after_another_look(
-        self, results, deliver, seen, syncguard_backend, bodies, stale
+        self, results, deliver, seen, syncguard_backend, clock, bodies, stale
     ):
         """As a shutdown leaves it: the task was interrupted, and released its lock."""
         if stale is not None:
             results.mark_as_retry(seen.id, stale)
         syncguard_backend.release(seen.lock_id)
         look(deliver)
-        traced = deliver()
-        assert traced.came_with["ended"]
-        assert traced.state == "SUCCESS"
+        look(deliver)
+        clock.ahead_ms = 6_000
+        assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
     @pytest.mark.usefixtures("seen")
@@ -258,6 +258,31 @@ def test_a_result_that_cannot_be_read_says_nothing(
     task.delay()
     monkeypatch.setattr(results, "get_task_meta", fail)
     assert deliver(redelivered=True).state == "SUCCESS"
+
+
+def test_results_that_only_the_caller_can_read_say_nothing(
+    app, task, deliver, syncguard_backend, bodies
+):
+    app.conf.result_backend = "rpc://"
+    result = task.apply_async(ignore_result=False)
+    label = holder_label("late", result.id)
+    held = syncguard_backend.acquire("k", TTL_MS, holder=label)
+    look(deliver, first_time=True)
+    held.release()
+    look(deliver)
+    assert not bodies
+
+
+def test_a_lock_around_it_does_not_stay_for_its_minimum(app, deliver, syncguard_backend):
+    @app.task(name="double", shared=False)
+    @locked(key="outer", min_hold_ms=TTL_MS)
+    @locked(key="k")
+    def double(): ...
+
+    result = double.delay()
+    with syncguard_backend.acquire("k", TTL_MS, holder=holder_label("double", result.id)):
+        look(deliver, first_time=True)
+    assert not syncguard_backend.is_locked("outer")
 
 
 def test_a_result_that_is_not_stored_is_not_asked_for(app, results, deliver, bodies):
