@@ -7,10 +7,12 @@ import os
 import signal
 
 import celery
+import kombu
 import pytest
 from stand_ins import take_away
 
 from syncguard import LockLost
+from syncguard.testing import RedisServer
 
 KILLS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "4"))
 
@@ -21,15 +23,31 @@ def deliveries(workshop):
 
 
 @pytest.fixture
-def deliver_again(start_worker, workshop, monkeypatch, eventually):
-    """Start a worker for which a second without acknowledgement is too long."""
+def two_workers(start_worker, scene, monkeypatch, eventually):
+    """A task that runs on one worker, and a second one that has got its message too.
 
-    def start(worker, result):
+    They have a broker of their own: the second one takes for abandoned whatever is not
+    acknowledged for a second, also the messages of other tests.
+    """
+    started = []
+
+    def run(task):
+        monkeypatch.setenv("WORKSHOP_BROKER", broker.url)
+        first = start_worker("prefork", 1)
+        started.append(first)
+        with kombu.Connection(broker.url) as connection:
+            result = task.apply_async((scene.name,), queue=first.queue, connection=connection)
+        scene.seen("begin")
         monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
-        eventually(lambda: workshop.unacked_for(result.id) > 1.5)
-        return start_worker("prefork", 1, queue=worker.queue)
+        eventually(lambda: scene.workshop.unacked_for(result.id, broker.url) > 1.5)
+        second = start_worker("prefork", 1, queue=first.queue)
+        started.append(second)
+        return first, second, result
 
-    return start
+    with RedisServer() as broker:
+        yield run
+        for worker in started:
+            worker.stop()
 
 
 def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
@@ -45,12 +63,9 @@ def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
 
 
 def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
-    start_worker, deliveries, scene, deliver_again, eventually
+    two_workers, deliveries, scene, eventually
 ):
-    first = start_worker("prefork", 1)
-    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
-    scene.seen("begin")
-    second = deliver_again(first, result)
+    _, second, result = two_workers(deliveries.skipping_late)
     eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
     assert result.state == "PENDING"
     scene.go()
@@ -61,12 +76,9 @@ def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
 
 
 def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
-    start_worker, deliveries, scene, deliver_again, eventually
+    two_workers, deliveries, scene, eventually
 ):
-    first = start_worker("prefork", 1)
-    result = deliveries.killed_late.apply_async((scene.name,), queue=first.queue)
-    scene.seen("begin")
-    second = deliver_again(first, result)
+    first, second, result = two_workers(deliveries.killed_late)
     eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
     first.kill_all()
     scene.go()
@@ -75,13 +87,10 @@ def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
 
 
 def test_the_first_is_shut_down_and_the_work_is_not_lost(
-    start_worker, deliveries, scene, deliver_again, eventually
+    two_workers, deliveries, scene, eventually
 ):
     """It releases its lock in order, and yet has not ended."""
-    first = start_worker("prefork", 1)
-    result = deliveries.skipping_late.apply_async((scene.name,), queue=first.queue)
-    scene.seen("begin")
-    second = deliver_again(first, result)
+    first, second, result = two_workers(deliveries.skipping_late)
     eventually(lambda: f"[{result.id}] ignored" in second.log)
     first.signal(signal.SIGQUIT)
     first.wait()

@@ -45,7 +45,10 @@ app.conf.update(
     syncguard_backend=LOCKS,
     broker_connection_retry_on_startup=True,
     broker_transport_options={
-        "visibility_timeout": float(os.environ.get("WORKSHOP_VISIBILITY", 3600))
+        "visibility_timeout": float(os.environ.get("WORKSHOP_VISIBILITY", 3600)),
+        # With a Kombu that knows these: look every 5 s for what is to be delivered again.
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
     },
     result_expires=600,
     task_default_queue="prefork",
@@ -574,10 +577,11 @@ def is_locked(key: str) -> bool:
     return backend_of(LockOptions(), app).is_locked(key)
 
 
-def unacked_for(task_id: str) -> float:
+def unacked_for(task_id: str, url: str = BROKER) -> float:
     """For how many seconds the broker has waited for this task's acknowledgement."""
-    broker = redis.Redis.from_url(BROKER)
-    for tag, message in broker.hgetall("unacked").items():
-        if task_id in message.decode():
-            return time.time() - broker.zscore("unacked_index", tag)
+    with redis.Redis.from_url(url) as broker:
+        for tag, message in broker.hgetall("unacked").items():
+            score = broker.zscore("unacked_index", tag)
+            if task_id in message.decode() and score is not None:
+                return time.time() - score
     return 0.0
