@@ -1,0 +1,224 @@
+"""Many Celery tasks that want one lock: how long all of them take, and what that costs.
+
+All tasks are published at once, all have the same key, each holds the lock for the same short time.
+Nothing can be faster than one after the other; ``x ideal`` says how close a policy comes. Real
+prefork workers, one private Redis for messages, results, notes and locks.
+
+messages     published: the first message of each task, and every one that sends it back to the queue
+slot s       seconds that tasks spent in a worker's slot without holding the lock
+attempts     deliveries of the task that needed the most of them
+in memory    most messages that the workers held at one time, running or waiting for their time
+INFO         lines in the workers' log, and how many of them are SyncGuard's
+
+    python benchmarks/hot_key.py [--tasks 100] [--hold 0.1] [--concurrency 4] [--rounds 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+from celery.signals import after_task_publish, task_postrun, task_prerun
+
+from syncguard.testing import RedisServer
+from syncguard_celery import locked_task
+
+GOAL = 1.5
+PATIENCE = 6
+"""A policy that needs this many times the ideal is stopped."""
+
+URL = os.environ.get("BENCHMARK_REDIS", "redis://localhost:1/0")
+RESULTS_DB, NOTES_DB = 1, 2
+OURS = re.compile(r"found its lock held|holds its lock|waits for its lock")
+
+app = Celery("hot_key", broker=URL, backend=f"{URL[:-1]}{RESULTS_DB}")
+app.conf.update(syncguard_backend=URL, broker_connection_retry_on_startup=True)
+notes = redis.Redis.from_url(f"{URL[:-1]}{NOTES_DB}")
+entered: dict[str, float] = {}
+"""When the tasks that are in a slot of this process and have no lock yet came there."""
+
+
+@task_prerun.connect
+def _enter_slot(task_id: str, **_: object) -> None:
+    entered[task_id] = time.monotonic()
+
+
+@task_postrun.connect
+def _leave_slot(task_id: str, **_: object) -> None:
+    if task_id in entered:
+        notes.incrbyfloat("slot", time.monotonic() - entered.pop(task_id))
+
+
+@after_task_publish.connect
+def _count_message(**_: object) -> None:
+    notes.incr("messages")
+
+
+def work(task: Any, seconds: float) -> None:
+    waited = time.monotonic() - entered.pop(task.request.id)
+    time.sleep(seconds)
+    header = task.request.get("syncguard") or {}
+    with notes.pipeline(transaction=False) as pipe:
+        pipe.incrbyfloat("slot", waited)
+        pipe.zadd("attempts", {task.request.id: int(header.get("attempts", 0)) + 1})
+        pipe.execute()
+
+
+@locked_task(app=app, bind=True, name="retry", key="retry", on_contention="retry")
+def retry(self: Any, seconds: float) -> None:
+    work(self, seconds)
+
+
+@locked_task(
+    app=app,
+    bind=True,
+    name="wait",
+    key="wait",
+    on_contention="wait",
+    contention_timeout_ms=600_000,
+)
+def wait(self: Any, seconds: float) -> None:
+    work(self, seconds)
+
+
+@dataclass
+class Figures:
+    """What one run took."""
+
+    finished: int
+    seconds: float
+    messages: int
+    slot_seconds: float
+    attempts: int
+    in_memory: int
+    info_lines: int
+    own_lines: int
+
+
+@contextlib.contextmanager
+def worker(url: str, concurrency: int, log: Path) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "hot_key", "worker"),
+                *("-P", "prefork", "-c", str(concurrency), "-l", "INFO"),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ],
+            cwd=Path(__file__).parent,
+            env={**os.environ, "BENCHMARK_REDIS": url},
+            stdout=out,
+            stderr=out,
+        )
+        try:
+            deadline = time.monotonic() + 60
+            while " ready." not in log.read_text(errors="replace"):
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise RuntimeError("the worker did not start: " + log.read_text())
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def run(server: RedisServer, policy: str, tasks: int, hold: float, concurrency: int) -> Figures:
+    with tempfile.TemporaryDirectory() as folder, server.client() as client:
+        client.flushall()
+        log = Path(folder) / "log"
+        task: Any = app.tasks[policy]
+        with worker(server.url, concurrency, log):
+            started = time.monotonic()
+            for _ in range(tasks):
+                task.apply_async((hold,))
+            in_memory = 0
+            limit = started + PATIENCE * tasks * hold + 10
+            while (finished := notes.zcard("attempts")) < tasks and time.monotonic() < limit:
+                in_memory = max(in_memory, client.hlen("unacked"))
+                time.sleep(0.005)
+            seconds = time.monotonic() - started
+        lines = [line for line in log.read_text(errors="replace").splitlines() if "INFO" in line]
+        most = notes.zrange("attempts", -1, -1, withscores=True)
+        return Figures(
+            finished,
+            seconds,
+            int(notes.get("messages") or 0),
+            float(notes.get("slot") or 0),
+            int(most[0][1]) if most else 0,
+            in_memory,
+            len(lines),
+            sum(OURS.search(line) is not None for line in lines),
+        )
+
+
+def report(policy: str, figures: Figures, ideal: float) -> None:
+    print(
+        f"{policy:8}{figures.seconds:8.1f}{figures.seconds / ideal:9.2f}{figures.messages:10}"
+        f"{figures.slot_seconds:8.1f}{figures.attempts:10}{figures.in_memory:11}"
+        f"{figures.info_lines:7}{figures.own_lines:6}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--tasks", type=int, default=100)
+    arguments.add_argument("--hold", type=float, default=0.1, help="seconds each holds the lock")
+    arguments.add_argument("--concurrency", type=int, default=4)
+    arguments.add_argument("--rounds", type=int, default=1)
+    arguments.add_argument("--policy", choices=["retry", "wait"], action="append")
+    chosen = arguments.parse_args()
+    with RedisServer() as server:
+        connect(server)
+        return compare(server, chosen)
+
+
+def connect(server: RedisServer) -> None:
+    """Let this process publish to the private server, as the workers do by their environment."""
+    global notes
+    notes = server.client(db=NOTES_DB)
+    app.conf.update(
+        broker_url=server.url,
+        result_backend=f"{server.url[:-1]}{RESULTS_DB}",
+        syncguard_backend=server.url,
+        task_ignore_result=True,
+    )
+
+
+def compare(server: RedisServer, chosen: argparse.Namespace) -> int:
+    ideal = chosen.tasks * chosen.hold
+    print(f"{chosen.tasks} tasks of {chosen.hold} s on one key, {chosen.concurrency} processes\n")
+    print(
+        f"{'':8}{'seconds':>8}{'x ideal':>9}{'messages':>10}{'slot s':>8}{'attempts':>10}", end=""
+    )
+    print(f"{'in memory':>11}{'INFO':>7}{'ours':>6}")
+    met = True
+    for policy in chosen.policy or ("retry", "wait"):
+        for _ in range(chosen.rounds):
+            figures = run(server, policy, chosen.tasks, chosen.hold, chosen.concurrency)
+            report(policy, figures, ideal)
+            if figures.finished < chosen.tasks:
+                print(f"        only {figures.finished} tasks finished in that time")
+            if policy == "retry":
+                met = met and figures.seconds <= GOAL * ideal
+    print(f"\ngoal: retry within {GOAL} of the ideal: {'met' if met else 'NOT met'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
