@@ -3,7 +3,7 @@
 Public names, and nothing else. Imports no driver: the backends are in ``syncguard.redis``.
 """
 
-from syncguard.backend import LockBackend
+from syncguard.backend import LockBackend, Turn, TurnGiver
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,
@@ -72,6 +72,8 @@ __all__ = [
     "ReleaseErrorContext",
     "ReleaseResult",
     "Signal",
+    "Turn",
+    "TurnGiver",
     "current_fence",
     "current_lock",
     "format_fence",

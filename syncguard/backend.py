@@ -4,16 +4,17 @@
 suite that holds a backend to it. Operations are single attempts: retries live in ``lock()``.
 
 A backend may also offer ``open_waiter`` (to be woken instead of sleeping),
-``open_extend_channel`` (to extend many locks on a connection of its own) and ``release_many`` (to
-release many locks in few round trips). Without them ``lock()`` sleeps between attempts, heartbeats
-call ``extend``, and many locks are released one after the other.
+``open_extend_channel`` (to extend many locks on a connection of its own), ``release_many`` (to
+release many locks in few round trips) and ``next_turn`` (to tell callers that cannot block when to
+come back). Without them ``lock()`` sleeps between attempts, heartbeats call ``extend``, many locks
+are released one after the other, and tasks come back after growing delays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Final, Protocol, runtime_checkable
 
 from syncguard.disposal import Disposal
 from syncguard.errors import LockError, invalid_argument
@@ -244,6 +245,51 @@ class AsyncWakeable(Protocol):
     """An asyncio backend that can wake a waiter."""
 
     def open_waiter(self, key: str) -> AsyncWaiter: ...
+
+
+DEFAULT_MAX_DELAY_MS: Final = 10_000
+"""A caller in a queue comes back at least this often: holders may be quicker than was thought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """When a caller that was refused tries again: it waits now, or comes back after a delay."""
+
+    ticket: str | None = field(default=None, repr=False)
+    """Not None: wait for the lock now, then hand this to ``end_wait``. Nobody else waits."""
+    delay_ms: int = 0
+    """Otherwise: come back after so long."""
+    place_ms: int = 0
+    """The place in the queue, to be given again by a caller that comes back."""
+
+
+@runtime_checkable
+class TurnGiver(Protocol):
+    """A backend that keeps a queue for each key: for callers that rather come back than block.
+
+    The queue grants nothing. Whoever comes uncalled may find the lock free and take it.
+    """
+
+    def next_turn(
+        self,
+        key: str,
+        *,
+        place_ms: int = 0,
+        expected_hold_ms: int = 0,
+        max_wait_ms: int = 0,
+        max_delay_ms: int = ...,
+    ) -> Turn | None:
+        """When to try again. None: this backend keeps no queue after all.
+
+        ``place_ms`` is that of the last turn, ``expected_hold_ms`` how long the caller will hold
+        the lock; 0 where it is not known. With ``max_wait_ms`` above 0 the caller offers to wait
+        for that long, and is told to if nobody else does and the lock may be free by then.
+        """
+        ...
+
+    def end_wait(self, key: str, ticket: str) -> None:
+        """The wait is over, with the lock or without."""
+        ...
 
 
 def check_signal(signal: Signal | None) -> None:

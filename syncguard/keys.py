@@ -139,6 +139,13 @@ def validate_ttl_ms(ttl_ms: int, name: str = "ttl_ms") -> int:
     return ttl_ms
 
 
+def validate_ms(name: str, value: int) -> int:
+    """A number of milliseconds that may be 0."""
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise invalid_argument(f"{name} must be a whole number of milliseconds, 0 or more")
+    return value
+
+
 def validate_holder(holder: str | None) -> str | None:
     """A short printable label for people, or None."""
     if holder is None:

@@ -12,10 +12,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from syncguard.backend import (
+    DEFAULT_MAX_DELAY_MS,
     ExtendChannel,
     Extension,
     LockBackend,
     Refusal,
+    Turn,
+    TurnGiver,
     Waiter,
     release_many,
 )
@@ -195,6 +198,30 @@ class ReportingBackend(Lockable):
 
     def open_waiter(self, key: str) -> Waiter:
         return _ReportingWaiter(self, open_waiter(self._inner, key), key)
+
+    def next_turn(
+        self,
+        key: str,
+        *,
+        place_ms: int = 0,
+        expected_hold_ms: int = 0,
+        max_wait_ms: int = 0,
+        max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
+    ) -> Turn | None:
+        """Not reported: it takes and releases nothing."""
+        if not isinstance(self._inner, TurnGiver):
+            return None
+        return self._inner.next_turn(
+            key,
+            place_ms=place_ms,
+            expected_hold_ms=expected_hold_ms,
+            max_wait_ms=max_wait_ms,
+            max_delay_ms=max_delay_ms,
+        )
+
+    def end_wait(self, key: str, ticket: str) -> None:
+        if isinstance(self._inner, TurnGiver):
+            self._inner.end_wait(key, ticket)
 
     def open_extend_channel(self, timeout_ms: float) -> ExtendChannel | None:
         opener = getattr(self._inner, "open_extend_channel", None)

@@ -5,21 +5,17 @@ What is done about contention is decided in ``entering``; here is how long and h
 
 from __future__ import annotations
 
-import random
 import time
 from typing import Any, Final
 
 from celery.exceptions import Retry
 
-from syncguard import Acquisition, LockBackend, LockError, LockInfo
+from syncguard import Acquisition, LockBackend, LockError, LockInfo, Turn
 from syncguard_celery.calls import Call
-from syncguard_celery.luggage import contended_since_ms, luggage_of
+from syncguard_celery.luggage import contended_since_ms
 from syncguard_celery.propagation import attaching
 from syncguard_celery.redelivery import copy_mark
-
-FIRST_DELAY_MS: Final = 200.0
-LAST_DELAY_MS: Final = 10_000.0
-"""A task that meets contention again comes back later each time, but not later than this."""
+from syncguard_celery.turns import attempts_of
 
 GLIMPSES: Final = 5
 """How often a holder may let go between an attempt and the look at it before it counts as one."""
@@ -85,27 +81,22 @@ def left_ms(call: Call, timeout_ms: int | None) -> float | None:
     return timeout_ms if since_ms is None else timeout_ms - (time.time() * 1000 - since_ms)
 
 
-def republish(call: Call, error: LockContended, left: float | None) -> Retry:
+def republish(call: Call, error: LockContended, turn: Turn) -> Retry:
     """Publish the task again, for a little later, at no cost to its ``max_retries``."""
     task: Any = call.task
     request: Any = call.request
-    attempts = int(luggage_of(request).get("attempts", 0))
-    delay_ms = min(FIRST_DELAY_MS * 2.0 ** min(attempts, 16), LAST_DELAY_MS)
-    delay_ms *= random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-    if left is not None:
-        delay_ms = min(delay_ms, left)
+    seconds = turn.delay_ms / 1000
     since_ms = contended_since_ms(request)
-    signature = task.signature_from_request(
-        request, countdown=delay_ms / 1000, retries=request.retries
-    )
+    signature = task.signature_from_request(request, countdown=seconds, retries=request.retries)
     with attaching(
         request.id,
         since=round(time.time() * 1000) if since_ms is None else since_ms,
-        attempts=attempts + 1,
+        attempts=attempts_of(request) + 1,
+        place=turn.place_ms,
         **copy_mark(call),
     ):
         signature.apply_async()
-    text = f"the lock is held by somebody else; trying again in {delay_ms / 1000:.1f} s"
+    text = f"the lock is held by somebody else; trying again in {seconds:.1f} s"
     again: Any = Retry  # its stub takes a numbers.Real, which no float is to mypy
-    retry: Retry = again(text, exc=error, when=delay_ms / 1000, sig=signature)
+    retry: Retry = again(text, exc=error, when=seconds, sig=signature)
     return retry

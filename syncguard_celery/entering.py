@@ -48,6 +48,7 @@ from syncguard_celery.signals import (
     task_lock_lost,
     tell,
 )
+from syncguard_celery.turns import SLOT_WAIT_MS, attempts_of, next_turn, waiting_turn
 
 _NESTED = "this code holds this lock already: reentrant=True, the default, enters it again"
 _PREDECESSOR_WAIT_MS = 5_000
@@ -113,6 +114,7 @@ class Entering:
         self.lock_id: str | None = None
         """Of the lock that was acquired: to release it even if nothing else comes of this."""
         self.block: Lock | None = None
+        self._was_contended = attempts_of(call.request) > 0
 
     def enter(self) -> Holding | Skipped | None:
         """The lock; or the result of not having it; or None: run without one of one's own."""
@@ -205,7 +207,7 @@ class Entering:
             if policy == "retry" and call.in_worker:
                 if left is not None and left <= 0:
                     raise error
-                raise republish(call, error, left)
+                return self._come_back(key, error, left)
         finally:
             del error  # a cycle: the traceback holds this frame
         acquisition = Acquisition() if left is None else patient(max(1, round(left)))
@@ -213,6 +215,22 @@ class Entering:
         if holding is None:
             raise contended(self.backend, key, self.backend.lookup(key=key))
         return holding
+
+    def _come_back(self, key: str, error: LockContended, left: float | None) -> Holding:
+        """Wait in the slot, if it is this task's turn to; else raise the Retry that it is."""
+        call, backend = self._call, self.backend
+        turn = next_turn(backend, key, call.request, left, waits=True)
+        if turn.ticket is not None:
+            wait_ms = SLOT_WAIT_MS if left is None else max(1, min(SLOT_WAIT_MS, round(left)))
+            with waiting_turn(backend, key, turn.ticket):
+                holding = self._wait(key, patient(wait_ms))
+            if holding is not None:
+                return holding
+            left = left_ms(call, self._options.contention_timeout_ms)
+            if left is not None and left <= 0:
+                raise error
+            turn = next_turn(backend, key, call.request, left, waits=False)
+        raise republish(call, error, turn)
 
     def _outwait(self, key: str, predecessor: str) -> Holding | Skipped:
         while (holding := self._wait(key, patient(_PREDECESSOR_WAIT_MS))) is None:
@@ -232,9 +250,11 @@ class Entering:
         raise refused(f"on_contention must choose one of {POLICIES}")
 
     def _tell_contended(self, key: str, error: LockContended, policy: Policy) -> None:
+        self._was_contended = True
         tell(
             task_lock_contended,
-            logging.INFO,
+            # Once a task, however often it comes back.
+            logging.DEBUG if attempts_of(self._call.request) else logging.INFO,
             f"found its lock held by somebody else: {policy}",
             self._call,
             lambda: error.key_hash or self.backend.hash(key),
@@ -279,12 +299,14 @@ class Entering:
             held,
             self._started,
             innermost(),
+            was_contended=self._was_contended,
         )
         remember(self._call.request, key, held.fence)
-        if listening(task_lock_acquired, logging.DEBUG):
+        level = logging.INFO if self._was_contended else logging.DEBUG
+        if listening(task_lock_acquired, level):
             tell(
                 task_lock_acquired,
-                logging.DEBUG,
+                level,
                 "holds its lock",
                 self._call,
                 holding.key_hash,

@@ -18,6 +18,7 @@ from syncguard_celery.labels import holder_label
 from syncguard_celery.luggage import Sealed
 from syncguard_celery.retrying import ends_in_retry
 from syncguard_celery.signals import listening, logger, task_lock_released, tell
+from syncguard_celery.turns import note_hold
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -31,6 +32,8 @@ def leave(holding: Holding, error: BaseException | None) -> None:
     try:
         goes_on = _prepare(holding, error)
         holding.lock.__exit__(type(error) if error else None, error, None)
+        if holding.was_contended:
+            note_hold(holding.key, max(holding.held_ms, holding.options.min_hold_ms or 0))
         if goes_on:
             _hand_on(holding)
         else:

@@ -39,6 +39,8 @@ class Holding:
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)
     """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+    was_contended: bool = False
+    """Whether the task met contention before it got this lock."""
     is_left: bool = False
     is_retried: bool = False
     """Whether the task's own retry is published already."""

@@ -6,6 +6,7 @@
                 "after": {sha256 of a key: fence, ...},    of the run that this one repeats
                 "lock": lock id,                           of the publish-time lock, redeemable once
                 "since": ms, "attempts": n,                of the contention it has met so far
+                "place": ms,                               in the queue of its key
                 "earlier": {sha256 of a key: ms, ...},     it may be a copy; when the lock of its
                                                            earlier delivery would have expired
                 "ended": ms,                               since when that lock is released

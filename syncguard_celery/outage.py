@@ -179,7 +179,7 @@ def _come_back(call: Call, options: LockOptions, error: LockError) -> Exception:
 def _kept(call: Call) -> dict[str, object]:
     """What the message said before the outage, and still holds: we could not look."""
     came_with = luggage_of(call.request)
-    names = ("since", "attempts", "earlier", "ended")
+    names = ("since", "attempts", "place", "earlier", "ended")
     return {**copy_mark(call), **{name: came_with[name] for name in names if name in came_with}}
 
 

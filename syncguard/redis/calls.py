@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from syncguard.backend import Refusal
+from syncguard.backend import Refusal, Turn
 from syncguard.constants import (
     CLEANUP_GUARD_MS,
     DEFAULT_KEY_PREFIX,
@@ -24,6 +24,7 @@ from syncguard.keys import (
     keyed_hash,
     validate_holder,
     validate_lock_id,
+    validate_ms,
     validate_ttl_ms,
 )
 from syncguard.redis import scripts
@@ -35,6 +36,7 @@ from syncguard.redis.replies import (
     read_counts,
     read_extend,
     read_release,
+    read_turn,
     release_took_effect,
 )
 from syncguard.types import AbsenceReason, ExtendResult, LockInfoDebug, ReleaseResult
@@ -50,6 +52,12 @@ WAKE_TTL_MS: Final = 2_000
 
 WAITING_SLACK_MS: Final = 1_000
 """How much longer than the wait the waiter's flag lives, so that it outlasts slow networks."""
+
+GUESSED_HOLD_MS: Final = 100
+"""How long a lock is held, as long as nobody knows better."""
+
+QUEUE_KEPT_MS: Final = 60_000
+"""How long a queue that nobody uses is kept, for what it knows of the holds."""
 
 _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
 _WAKE_TTL: Final = str(WAKE_TTL_MS)
@@ -174,6 +182,39 @@ class Calls:
             scripts.PASS_ON,
             (names.lock, names.waiting, names.wake),
             (_WAKE_TTL,),
+            lambda reply: reply == 1,
+            names.key,
+        )
+
+    # -- queueing -----------------------------------------------------------------------------
+
+    def next_turn(
+        self, key: str, place_ms: int, hold_ms: int, max_wait_ms: int, max_delay_ms: int
+    ) -> Call[Turn]:
+        names = self._names_of(key)
+        for name, ms in (
+            ("place_ms", place_ms),
+            ("expected_hold_ms", hold_ms),
+            ("max_wait_ms", max_wait_ms),
+            ("max_delay_ms", max_delay_ms),
+        ):
+            validate_ms(name, ms)
+        ticket = generate_lock_id()
+        numbers = (place_ms, hold_ms, max_wait_ms, max_delay_ms, GUESSED_HOLD_MS, QUEUE_KEPT_MS)
+        return Call(
+            scripts.NEXT_TURN,
+            (names.lock, names.space.queue_head + names.lock),
+            (ticket, *map(str, numbers)),
+            lambda reply: read_turn(reply, ticket),
+            names.key,
+        )
+
+    def end_wait(self, key: str, ticket: str) -> Call[bool]:
+        names = self._names_of(key)
+        return Call(
+            scripts.END_WAIT,
+            (names.space.queue_head + names.lock,),
+            (validate_lock_id(ticket),),
             lambda reply: reply == 1,
             names.key,
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import redis
 import redis.asyncio
 
-from syncguard.backend import Refusal, check_signal
+from syncguard.backend import DEFAULT_MAX_DELAY_MS, Refusal, Turn, check_signal
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
@@ -207,6 +207,24 @@ class RedisBackend(Configured, Lockable):
         """For ``lock()``: a waiter that the holder's release wakes."""
         wake = self._calls.names.of(key).wake
         return RedisWaiter(self, lambda: self._pool_of(wake), key, wake)
+
+    def next_turn(
+        self,
+        key: str,
+        *,
+        place_ms: int = 0,
+        expected_hold_ms: int = 0,
+        max_wait_ms: int = 0,
+        max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
+    ) -> Turn:
+        """When a caller that was refused tries again; see ``syncguard.TurnGiver``."""
+        return self._runner.run(
+            self._calls.next_turn(key, place_ms, expected_hold_ms, max_wait_ms, max_delay_ms)
+        )
+
+    def end_wait(self, key: str, ticket: str) -> None:
+        """The caller that ``next_turn`` told to wait waits no more."""
+        self._runner.run(self._calls.end_wait(key, ticket))
 
     def open_extend_channel(self, timeout_ms: float) -> RedisExtendChannel | None:
         """For heartbeats: a connection of their own; None on a cluster and on mocks."""

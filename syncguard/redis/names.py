@@ -9,6 +9,7 @@
     {prefix}:id::fences                how many fence counters were made
     {prefix}:id::waiting:{storage key} somebody waits for this lock; lives as long as the wait
     {prefix}:id::wake:{storage key}    list with at most one wake-up; short-lived
+    {prefix}:id::queue:{storage key}   when callers come back for this lock; a minute after the last
 
 The first three are the specification's, byte for byte, so that clients in other languages share
 our locks. The rest hides behind ``id::``, which no lock id and no accepted user key begins with.
@@ -52,6 +53,7 @@ class Space(NamedTuple):
     tally: str
     waiting_head: str
     wake_head: str
+    queue_head: str
     index_head: str
 
     @classmethod
@@ -69,6 +71,7 @@ class Space(NamedTuple):
             tally=own + ":fences",
             waiting_head=own + ":waiting:",
             wake_head=own + ":wake:",
+            queue_head=own + ":queue:",
             index_head=own,
         )
 

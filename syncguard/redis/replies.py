@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from syncguard.backend import Refusal
+from syncguard.backend import Refusal, Turn
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import FENCE_MAX, FENCE_WARN, TIME_TOLERANCE_MS
 from syncguard.errors import LockError
@@ -152,6 +152,15 @@ def read_counts(reply: Reply) -> tuple[int, int]:
         case [int(live), int(fences)]:
             return live, fences
     raise malformed("counts")
+
+
+def read_turn(reply: Reply, ticket: str) -> Turn:
+    match reply:
+        case [1, int(), int()]:
+            return Turn(ticket)
+        case [0, int(delay_ms), int(place_ms)]:
+            return Turn(None, delay_ms, place_ms)
+    raise malformed("next_turn")
 
 
 def release_took_effect(reply: Reply, result: ReleaseResult) -> ReleaseResult:
