@@ -4,7 +4,7 @@ All tasks are published at once, all have the same key, each holds the lock for 
 Nothing can be faster than one after the other; ``x ideal`` says how close a policy comes. Real
 prefork workers, one private Redis for messages, results, notes and locks.
 
-messages     published: the first message of each task, and every one that sends it back to the queue
+messages     published: the first one of each task, and each that sends it back to the queue
 slot s       seconds that tasks spent in a worker's slot without holding the lock
 attempts     deliveries of the task that needed the most of them
 in memory    most messages that the workers held at one time, running or waiting for their time
@@ -108,12 +108,12 @@ class Figures:
 
 
 @contextlib.contextmanager
-def worker(url: str, concurrency: int, log: Path) -> Iterator[None]:
+def worker(url: str, concurrency: int, log: Path, name: str = "one") -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "celery", "-A", "hot_key", "worker"),
-                *("-P", "prefork", "-c", str(concurrency), "-l", "INFO"),
+                *("-P", "prefork", "-c", str(concurrency), "-l", "INFO", "-n", f"{name}@benchmark"),
                 *("--without-gossip", "--without-mingle", "--without-heartbeat"),
             ],
             cwd=Path(__file__).parent,
@@ -137,12 +137,16 @@ def worker(url: str, concurrency: int, log: Path) -> Iterator[None]:
                 process.wait()
 
 
-def run(server: RedisServer, policy: str, tasks: int, hold: float, concurrency: int) -> Figures:
+def run(
+    server: RedisServer, policy: str, tasks: int, hold: float, workers: int, concurrency: int
+) -> Figures:
     with tempfile.TemporaryDirectory() as folder, server.client() as client:
         client.flushall()
-        log = Path(folder) / "log"
+        logs = [Path(folder) / f"worker{number}" for number in range(workers)]
         task: Any = app.tasks[policy]
-        with worker(server.url, concurrency, log):
+        with contextlib.ExitStack() as stack:
+            for log in logs:
+                stack.enter_context(worker(server.url, concurrency, log, log.name))
             started = time.monotonic()
             for _ in range(tasks):
                 task.apply_async((hold,))
@@ -152,7 +156,8 @@ def run(server: RedisServer, policy: str, tasks: int, hold: float, concurrency: 
                 in_memory = max(in_memory, client.hlen("unacked"))
                 time.sleep(0.005)
             seconds = time.monotonic() - started
-        lines = [line for line in log.read_text(errors="replace").splitlines() if "INFO" in line]
+        text = "".join(log.read_text(errors="replace") for log in logs)
+        lines = [line for line in text.splitlines() if "INFO" in line]
         most = notes.zrange("attempts", -1, -1, withscores=True)
         return Figures(
             finished,
@@ -179,7 +184,8 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     arguments.add_argument("--tasks", type=int, default=100)
     arguments.add_argument("--hold", type=float, default=0.1, help="seconds each holds the lock")
-    arguments.add_argument("--concurrency", type=int, default=4)
+    arguments.add_argument("--workers", type=int, default=1)
+    arguments.add_argument("--concurrency", type=int, default=4, help="processes of each worker")
     arguments.add_argument("--rounds", type=int, default=1)
     arguments.add_argument("--policy", choices=["retry", "wait"], action="append")
     chosen = arguments.parse_args()
@@ -202,7 +208,8 @@ def connect(server: RedisServer) -> None:
 
 def compare(server: RedisServer, chosen: argparse.Namespace) -> int:
     ideal = chosen.tasks * chosen.hold
-    print(f"{chosen.tasks} tasks of {chosen.hold} s on one key, {chosen.concurrency} processes\n")
+    print(f"{chosen.tasks} tasks of {chosen.hold} s on one key, ", end="")
+    print(f"{chosen.workers} x {chosen.concurrency} processes\n")
     print(
         f"{'':8}{'seconds':>8}{'x ideal':>9}{'messages':>10}{'slot s':>8}{'attempts':>10}", end=""
     )
@@ -210,7 +217,9 @@ def compare(server: RedisServer, chosen: argparse.Namespace) -> int:
     met = True
     for policy in chosen.policy or ("retry", "wait"):
         for _ in range(chosen.rounds):
-            figures = run(server, policy, chosen.tasks, chosen.hold, chosen.concurrency)
+            figures = run(
+                server, policy, chosen.tasks, chosen.hold, chosen.workers, chosen.concurrency
+            )
             report(policy, figures, ideal)
             if figures.finished < chosen.tasks:
                 print(f"        only {figures.finished} tasks finished in that time")

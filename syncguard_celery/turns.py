@@ -22,6 +22,7 @@ FIRST_DELAY_MS: Final = 200.0
 LAST_DELAY_MS: Final = 10_000
 """A task that meets contention again comes back later each time, but not later than this."""
 
+LEAST_DELAY_MS: Final = 25.0
 SLOT_WAIT_MS: Final = 2_000
 """How long a task may wait in its worker's slot for a lock that is about to be free."""
 
@@ -43,11 +44,15 @@ def next_turn(
             max_wait_ms=SLOT_WAIT_MS if waits else 0,
             max_delay_ms=LAST_DELAY_MS,
         )
-    if turn is None:
-        turn = Turn(delay_ms=_backoff_ms(attempts_of(request)))
-    if left_ms is None or turn.delay_ms <= left_ms:
+    if turn is not None and turn.ticket is not None:
         return turn
-    return Turn(turn.ticket, round(left_ms), turn.place_ms)
+    attempts = attempts_of(request)
+    if turn is None:
+        turn = Turn(delay_ms=_backoff_ms(attempts))
+    delay_ms = max(turn.delay_ms, _least_delay_ms(attempts))
+    if left_ms is not None:
+        delay_ms = min(delay_ms, max(0, round(left_ms)))
+    return Turn(None, delay_ms, turn.place_ms)
 
 
 def attempts_of(request: Context | None) -> int:
@@ -79,6 +84,11 @@ def note_hold(key: str, held_ms: float) -> None:
 def _backoff_ms(attempts: int) -> int:
     delay_ms = min(FIRST_DELAY_MS * 2.0 ** min(attempts, 16), LAST_DELAY_MS)
     return round(delay_ms * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+
+
+def _least_delay_ms(attempts: int) -> int:
+    """Grows so that the attempts stay few even where a queue's estimates are always too short."""
+    return round(min(LEAST_DELAY_MS * 1.5 ** min(attempts, 32), LAST_DELAY_MS))
 
 
 def _number(request: Context | None, name: str) -> int:

@@ -53,8 +53,11 @@ WAKE_TTL_MS: Final = 2_000
 WAITING_SLACK_MS: Final = 1_000
 """How much longer than the wait the waiter's flag lives, so that it outlasts slow networks."""
 
-GUESSED_HOLD_MS: Final = 100
+GUESSED_HOLD_MS: Final = 50
 """How long a lock is held, as long as nobody knows better."""
+
+EARLY_MS: Final = 500
+"""How much before its turn a caller comes, at most: what is estimated may end sooner."""
 
 QUEUE_KEPT_MS: Final = 60_000
 """How long a queue that nobody uses is kept, for what it knows of the holds."""
@@ -200,7 +203,15 @@ class Calls:
         ):
             validate_ms(name, ms)
         ticket = generate_lock_id()
-        numbers = (place_ms, hold_ms, max_wait_ms, max_delay_ms, GUESSED_HOLD_MS, QUEUE_KEPT_MS)
+        numbers = (
+            place_ms,
+            hold_ms,
+            max_wait_ms,
+            max_delay_ms,
+            GUESSED_HOLD_MS,
+            QUEUE_KEPT_MS,
+            EARLY_MS,
+        )
         return Call(
             scripts.NEXT_TURN,
             (names.lock, names.space.queue_head + names.lock),

@@ -13,6 +13,7 @@
 -- ARGV[5] maxDelayMs  no delay is longer than this
 -- ARGV[6] guessMs     how long a hold is taken to be while nobody knows, at least
 -- ARGV[7] keepMs      how long the queue is kept after its last use
+-- ARGV[8] earlyMs     callers come this much before their turn, but not more than one hold
 --
 -- returns {1, 0, 0}               wait: no other caller is told so until end_wait or maxWaitMs
 --         {0, delayMs, placeMs}   come back after delayMs, with placeMs
@@ -33,27 +34,34 @@ if ownMs > 0 then
   meanMs = meanMs > 0 and meanMs * 0.75 + ownMs * 0.25 or ownMs
   call('HSET', KEYS[2], 'holdMs', string.format('%.0f', math.ceil(meanMs)))
 end
-local holdMs = meanMs > 0 and meanMs or math.max(guessMs, ageMs)
--- A hold that takes much longer than usual: nobody knows how long. Perhaps as long again.
-local restMs = ageMs > 2 * holdMs and ageMs or math.max(0, holdMs - ageMs)
-if not held then
-  restMs = 0
+-- A hold that nobody knows the length of, or that takes much longer than usual: as long again.
+local isUsual = meanMs > 0 and ageMs <= 2 * meanMs
+local holdMs = meanMs > 0 and meanMs or math.max(guessMs, 2 * ageMs)
+local restMs = 0
+if held then
+  restMs = isUsual and math.max(0, meanMs - ageMs) or math.max(holdMs - ageMs, ageMs)
 end
 
-local maxWaitMs = tonumber(ARGV[4])
+local earlyMs = math.min(holdMs, tonumber(ARGV[8]))
+local promisedMs = tonumber(known[1] or '0')
+local placeMs = tonumber(ARGV[2])
+-- Its turn, or nobody else's: else whoever comes first would take the turn of those who left.
+local isDue = placeMs > 0 and placeMs <= nowMs + earlyMs or promisedMs <= nowMs + restMs + holdMs
 local isTaken = known[3] and known[3] ~= ARGV[1] and tonumber(known[4]) > nowMs
-if not isTaken and restMs < maxWaitMs then
-  call('HSET', KEYS[2], 'waiter', ARGV[1], 'waiterUntilMs', string.format('%.0f', nowMs + maxWaitMs))
+local maxWaitMs = tonumber(ARGV[4])
+if isDue and not isTaken and restMs < maxWaitMs then
+  local untilMs = string.format('%.0f', nowMs + maxWaitMs)
+  call('HSET', KEYS[2], 'waiter', ARGV[1], 'waiterUntilMs', untilMs)
   call('PEXPIRE', KEYS[2], ARGV[7])
   return {1, 0, 0}
 end
 
-local placeMs = tonumber(ARGV[2])
 if placeMs <= nowMs then
-  placeMs = math.max(tonumber(known[1] or '0'), nowMs + restMs + (isTaken and holdMs or 0))
+  placeMs = math.max(promisedMs, nowMs + restMs + (isTaken and holdMs or 0))
   call('HSET', KEYS[2], 'promisedMs', string.format('%.0f', placeMs + holdMs))
+elseif placeMs <= nowMs + earlyMs then
+  earlyMs = 0  -- it came early, and somebody else waits: the next time it comes on time
 end
-call('PEXPIRE', KEYS[2], math.max(placeMs - nowMs, 0) + ARGV[7])
--- A little early: who waits a moment costs less than a lock for which nobody is there.
-local delayMs = math.max(placeMs - nowMs - holdMs / 2, guessMs / 4)
-return {0, math.ceil(math.min(delayMs, tonumber(ARGV[5]))), placeMs}
+call('PEXPIRE', KEYS[2], math.ceil(math.max(placeMs - nowMs, 0)) + ARGV[7])
+local delayMs = math.max(placeMs - earlyMs - nowMs, guessMs / 4)
+return {0, math.ceil(math.min(delayMs, tonumber(ARGV[5]))), math.ceil(placeMs)}
