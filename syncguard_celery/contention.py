@@ -81,8 +81,11 @@ def left_ms(call: Call, timeout_ms: int | None) -> float | None:
     return timeout_ms if since_ms is None else timeout_ms - (time.time() * 1000 - since_ms)
 
 
-def republish(call: Call, error: LockContended, turn: Turn) -> Retry:
-    """Publish the task again, for a little later, at no cost to its ``max_retries``."""
+def republish(call: Call, error: LockContended, turn: Turn, contended_ms: float = 0.0) -> Retry:
+    """Publish the task again, for a little later, at no cost to its ``max_retries``.
+
+    ``contended_ms``: how long this delivery has contended already.
+    """
     task: Any = call.task
     request: Any = call.request
     seconds = turn.delay_ms / 1000
@@ -90,9 +93,9 @@ def republish(call: Call, error: LockContended, turn: Turn) -> Retry:
     signature = task.signature_from_request(request, countdown=seconds, retries=request.retries)
     with attaching(
         request.id,
-        since=round(time.time() * 1000) if since_ms is None else since_ms,
+        since=round(time.time() * 1000 - contended_ms) if since_ms is None else since_ms,
         attempts=attempts_of(request) + 1,
-        place=turn.place_ms,
+        **({"place": turn.place_ms} if turn.place_ms else {}),
         **copy_mark(call),
     ):
         signature.apply_async()

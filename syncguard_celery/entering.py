@@ -218,7 +218,7 @@ class Entering:
 
     def _come_back(self, key: str, error: LockContended, left: float | None) -> Holding:
         """Wait in the slot, if it is this task's turn to; else raise the Retry that it is."""
-        call, backend = self._call, self.backend
+        call, backend, met = self._call, self.backend, time.monotonic()
         turn = next_turn(backend, key, call.request, left, waits=True)
         if turn.ticket is not None:
             wait_ms = SLOT_WAIT_MS if left is None else max(1, min(SLOT_WAIT_MS, round(left)))
@@ -226,11 +226,12 @@ class Entering:
                 holding = self._wait(key, patient(wait_ms))
             if holding is not None:
                 return holding
-            left = left_ms(call, self._options.contention_timeout_ms)
-            if left is not None and left <= 0:
-                raise error
+            if left is not None:
+                left -= (time.monotonic() - met) * 1000
+                if left <= 0:
+                    raise error
             turn = next_turn(backend, key, call.request, left, waits=False)
-        raise republish(call, error, turn)
+        raise republish(call, error, turn, (time.monotonic() - met) * 1000)
 
     def _outwait(self, key: str, predecessor: str) -> Holding | Skipped:
         while (holding := self._wait(key, patient(_PREDECESSOR_WAIT_MS))) is None:

@@ -36,6 +36,16 @@ class Slippery(Behind):
         return self.backend.acquire(*args, **options)
 
 
+class Queueless(Behind):
+    """Keeps no queue of those who come back."""
+
+    def next_turn(self, *_args, **_options):
+        return None
+
+    def end_wait(self, *_args):
+        raise AssertionError("nobody was told to wait")
+
+
 class Forgetful(Behind):
     """Fails some adoptions, as a Redis does in the middle of a failover."""
 

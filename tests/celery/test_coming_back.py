@@ -9,7 +9,7 @@ import pytest
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 from celery.signals import after_task_publish
-from stand_ins import Behind, Slippery
+from stand_ins import Behind, Queueless, Slippery
 
 from syncguard_celery import (
     LockContended,
@@ -21,6 +21,7 @@ from syncguard_celery.contention import republish
 from syncguard_celery.luggage import HEADER, key_digest
 from syncguard_celery.publishing import _delay_ms
 from syncguard_celery.retrying import ends_in_retry
+from syncguard_celery.turns import next_turn
 
 
 def test_a_task_that_publishes_another_of_its_kind_is_no_retry(app, syncguard_backend):
@@ -89,10 +90,11 @@ class TestRetryForeseen:
 
 
 class TestComingBack:
-    """A task that met contention is published again: when, and what the message says."""
+    """Without a queue for its key, a task that met contention is published again: when, and what
+    the message says."""
 
     @pytest.fixture
-    def come_back(self, app):
+    def come_back(self, app, syncguard_backend):
         @app.task(name="contending", shared=False)
         def contending(): ...
 
@@ -102,7 +104,8 @@ class TestComingBack:
                 id="x", args=(), kwargs={}, called_directly=False, **{HEADER: luggage}
             )
             call = Call(contending.name, contending, context, app)
-            return republish(call, LockContended(), left).when
+            turn = next_turn(Queueless(syncguard_backend), "k", context, left, waits=True)
+            return republish(call, LockContended(), turn).when
 
         return come_back
 

@@ -88,6 +88,14 @@ def test_a_waiter_is_woken_on_a_cluster(backend: RedisBackend) -> None:
         pass
 
 
+def test_the_queue_of_a_lock_is_on_its_node(backend: RedisBackend) -> None:
+    with backend.acquire("k"):
+        turn = backend.next_turn("k", max_wait_ms=2_000)
+        assert turn.ticket is not None
+        assert backend.next_turn("k", max_wait_ms=2_000).ticket is None
+        backend.end_wait("k", turn.ticket)
+
+
 def test_a_lock_is_extended_on_a_cluster(backend: RedisBackend) -> None:
     with lock(backend, "k", ttl_ms=3_000, auto_extend=True) as held:
         before, deadline = held.expires_at_ms, time.monotonic() + 20

@@ -112,6 +112,7 @@ def test_no_key_can_name_a_record_of_ours(key):
     names = Names("app")
     mine = names.of("some key")
     ours = {mine.fence, mine.waiting, mine.wake, mine.space.live, mine.space.tally}
+    ours.add(mine.space.queue_head + mine.lock)
     lock = names.of(key).lock
     assert lock not in ours
     assert not re.fullmatch(r"app:id:[A-Za-z0-9_-]{22}", lock)
@@ -122,7 +123,7 @@ def test_no_lock_id_can_name_a_record_of_ours():
     space = names.of("k").space
     index = names.index(generate_lock_id())
     # Ours have a second colon where an id has a letter.
-    for own in (space.live, space.tally, space.waiting_head, space.wake_head):
+    for own in (space.live, space.tally, space.waiting_head, space.wake_head, space.queue_head):
         assert own.startswith("app:id::")
     assert not index.startswith("app:id::")
 

@@ -1,0 +1,191 @@
+"""The queue of a key: who waits, who comes back, and when. On the server's clock; no sleeps."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+
+from syncguard import LockError, Turn, TurnGiver, with_telemetry
+from syncguard.redis import RedisBackend
+from syncguard.redis.calls import QUEUE_KEPT_MS, Calls
+
+QUEUE = "syncguard:id::queue:syncguard:k"
+LONG_MS = 600_000
+
+
+@pytest.fixture
+def backend(syncguard_backend):
+    """A backend whose key ``k`` is held, for longer than any test runs."""
+    assert syncguard_backend.acquire("k", LONG_MS).ok
+    return syncguard_backend
+
+
+def ask(backend, *, wait=LONG_MS, **options):
+    return backend.next_turn("k", max_wait_ms=wait, max_delay_ms=LONG_MS, **options)
+
+
+def test_a_redis_backend_gives_turns(backend):
+    assert isinstance(backend, TurnGiver)
+    assert isinstance(with_telemetry(backend, print), TurnGiver)
+
+
+def test_the_first_who_is_refused_waits_and_the_next_comes_back(backend):
+    first, second = ask(backend), ask(backend)
+    assert first.ticket is not None
+    assert second.ticket is None
+    assert second.delay_ms > 0
+    assert second.place_ms > 0
+
+
+def test_of_many_who_ask_at_once_one_waits(backend):
+    with ThreadPoolExecutor(8) as pool:
+        turns = list(pool.map(lambda _: ask(backend), range(40)))
+    assert sum(turn.ticket is not None for turn in turns) == 1
+    assert len({turn.place_ms for turn in turns if turn.ticket is None}) == 39
+
+
+def test_after_the_wait_the_one_whose_turn_it_is_waits_next(backend):
+    first = ask(backend, expected_hold_ms=10_000)
+    ask(backend)
+    backend.end_wait("k", first.ticket)
+    assert ask(backend).ticket is None, "it came just now, and others are promised their turn"
+    assert ask(backend, place_ms=1).ticket is not None
+
+
+def test_somebody_elses_wait_is_not_ended(backend):
+    first = ask(backend)
+    backend.end_wait("k", "A" * 22)
+    assert ask(backend, place_ms=1).ticket is None
+    backend.end_wait("k", first.ticket)
+    backend.end_wait("k", first.ticket)
+    assert ask(backend, place_ms=1).ticket is not None
+
+
+def test_a_wait_that_nobody_ends_ends_by_itself(backend, syncguard_redis):
+    ask(backend)
+    with syncguard_redis.client() as client:
+        client.hset(QUEUE, "waiterUntilMs", 1)
+    assert ask(backend, place_ms=1).ticket is not None
+
+
+def test_each_comes_one_hold_after_the_other(backend):
+    ask(backend, expected_hold_ms=10_000)
+    places = [ask(backend).place_ms for _ in range(4)]
+    assert [later - earlier for earlier, later in pairwise(places)] == [10_000] * 3
+
+
+def test_who_comes_before_its_turn_keeps_its_place_and_takes_nobody_elses(backend):
+    ask(backend, expected_hold_ms=100_000)
+    mine, other = ask(backend), ask(backend)
+    assert ask(backend, place_ms=mine.place_ms).place_ms == mine.place_ms
+    assert ask(backend).place_ms == other.place_ms + 100_000
+
+
+def test_nobody_waits_for_a_lock_that_will_be_held_for_longer(backend):
+    turn = ask(backend, wait=2_000, expected_hold_ms=100_000)
+    assert turn.ticket is None
+    assert turn.delay_ms > 2_000
+
+
+def test_nobody_waits_who_does_not_offer_to(backend):
+    assert ask(backend, wait=0).ticket is None
+
+
+def test_nobody_comes_back_later_than_it_wants(backend):
+    turn = backend.next_turn("k", expected_hold_ms=100_000, max_delay_ms=300)
+    assert turn.delay_ms == 300
+    assert turn.place_ms > 300
+
+
+def test_a_lock_that_is_free_by_now_is_waited_for(syncguard_backend):
+    assert ask(syncguard_backend, expected_hold_ms=100_000).ticket is not None
+
+
+def test_the_mean_of_the_holds_follows_what_callers_tell(backend, syncguard_redis):
+    for hold_ms in (1_000, 2_000, 0, 2_000):
+        ask(backend, wait=0, expected_hold_ms=hold_ms)
+    with syncguard_redis.client() as client:
+        assert int(client.hget(QUEUE, "holdMs")) == 1_438  # 1000, 1250, 1250, 1437.5
+
+
+def test_a_queue_is_forgotten(backend, syncguard_redis):
+    ask(backend, expected_hold_ms=10_000)
+    with syncguard_redis.client() as client:
+        assert 0 < client.pttl(QUEUE) <= QUEUE_KEPT_MS
+        turn = ask(backend)
+        assert turn.ticket is None
+        # As long as the last promise, and then for a while.
+        assert QUEUE_KEPT_MS < client.pttl(QUEUE) <= QUEUE_KEPT_MS + 20_000
+
+
+def test_who_takes_a_free_lock_makes_no_queue(syncguard_backend, syncguard_redis):
+    with syncguard_backend.lock("k"), syncguard_redis.client() as client:
+        assert not client.exists(QUEUE)
+
+
+def test_a_request_that_is_sent_twice_is_one_wait(backend):
+    call = Calls().next_turn("k", 0, 0, LONG_MS, LONG_MS)
+    run = backend._runner.run
+    assert run(call) == run(call)
+    assert run(call).ticket is not None
+
+
+@pytest.mark.parametrize("reply", [None, 1, [1], [0, b"1", 2], [2, 0, 0], [0, 1]], ids=repr)
+def test_a_reply_of_another_shape_is_an_internal_error(reply):
+    with pytest.raises(LockError) as caught:
+        Calls().next_turn("k", 0, 0, 0, 0).read(reply)
+    assert caught.value.code == "Internal"
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, True, "1", None, 2**53], ids=repr)
+@pytest.mark.parametrize("name", ["place_ms", "expected_hold_ms", "max_wait_ms", "max_delay_ms"])
+def test_bad_input_is_refused_before_any_request(name, bad):
+    with RedisBackend.from_url("redis://localhost:1") as unreachable:
+        with pytest.raises(LockError, match=name) as caught:
+            unreachable.next_turn("k", **{name: bad})
+        assert caught.value.code == "InvalidArgument"
+
+
+def test_a_ticket_is_no_free_text():
+    with RedisBackend.from_url("redis://localhost:1") as unreachable:
+        with pytest.raises(LockError) as caught:
+            unreachable.end_wait("k", "x")
+        assert caught.value.code == "InvalidArgument"
+
+
+def test_neither_ticket_nor_key_is_printed(backend):
+    turn = ask(backend)
+    assert turn.ticket not in repr(turn)
+    assert "very-secret" not in repr(Calls().next_turn("very-secret", 0, 0, 0, 0))
+
+
+def test_telemetry_passes_turns_on_and_reports_none(backend):
+    events = []
+    watched = with_telemetry(backend, events.append)
+    turn = ask(watched)
+    assert turn.ticket is not None
+    assert ask(watched, place_ms=1).ticket is None
+    watched.end_wait("k", turn.ticket)
+    assert ask(watched, place_ms=1).ticket is not None
+    assert events == []
+
+
+def test_behind_telemetry_a_backend_without_a_queue_has_none(backend):
+    class Bare:
+        disposal = backend.disposal
+        capabilities = backend.capabilities
+        hash = staticmethod(backend.hash)
+
+        def acquire(self, *args, **options): ...
+
+    watched = with_telemetry(Bare(), print)
+    assert watched.next_turn("k") is None
+    watched.end_wait("k", "A" * 22)
+
+
+def test_on_a_server_that_forgot_the_lock_a_turn_is_still_given(backend, syncguard_redis):
+    with syncguard_redis.client() as client:
+        client.flushall()
+    assert isinstance(ask(backend), Turn)
