@@ -275,15 +275,16 @@ class TurnGiver(Protocol):
         key: str,
         *,
         place_ms: int = 0,
-        expected_hold_ms: int = 0,
+        held_ms: int = 0,
         max_wait_ms: int = 0,
         max_delay_ms: int = ...,
     ) -> Turn | None:
         """When to try again. None: this backend keeps no queue after all.
 
-        ``place_ms`` is that of the last turn, ``expected_hold_ms`` how long the caller will hold
-        the lock; 0 where it is not known. With ``max_wait_ms`` above 0 the caller offers to wait
-        for that long, and is told to if nobody else does and the lock may be free by then.
+        ``place_ms`` is that of the caller's last turn; ``held_ms`` how long a holder held this
+        lock, told once for each hold: the backend estimates from that. 0 where there is none.
+        With ``max_wait_ms`` above 0 the caller offers to wait for that long, and is told to if it
+        is its turn, nobody else waits, and the lock may be free by then.
         """
         ...
 

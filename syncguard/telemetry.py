@@ -204,7 +204,7 @@ class ReportingBackend(Lockable):
         key: str,
         *,
         place_ms: int = 0,
-        expected_hold_ms: int = 0,
+        held_ms: int = 0,
         max_wait_ms: int = 0,
         max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     ) -> Turn | None:
@@ -214,7 +214,7 @@ class ReportingBackend(Lockable):
         return self._inner.next_turn(
             key,
             place_ms=place_ms,
-            expected_hold_ms=expected_hold_ms,
+            held_ms=held_ms,
             max_wait_ms=max_wait_ms,
             max_delay_ms=max_delay_ms,
         )

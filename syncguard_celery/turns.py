@@ -27,8 +27,8 @@ SLOT_WAIT_MS: Final = 2_000
 """How long a task may wait in its worker's slot for a lock that is about to be free."""
 
 _KEYS_KNOWN: Final = 256
-_holds: Final[dict[str, float]] = {}
-"""How long this process usually holds a lock, in ms, by key: only of keys that met contention."""
+_holds: Final[dict[str, int]] = {}
+"""How long this process held a lock that others wanted, in ms, by key; until the queue is told."""
 
 
 def next_turn(
@@ -40,7 +40,7 @@ def next_turn(
         turn = backend.next_turn(
             key,
             place_ms=_number(request, "place"),
-            expected_hold_ms=round(_holds.get(key, 0.0)),
+            held_ms=_holds.pop(key, 0),
             max_wait_ms=SLOT_WAIT_MS if waits else 0,
             max_delay_ms=LAST_DELAY_MS,
         )
@@ -73,9 +73,9 @@ def waiting_turn(backend: LockBackend, key: str, ticket: str) -> Iterator[None]:
 
 
 def note_hold(key: str, held_ms: float) -> None:
-    """A task held this lock for so long, and others were waiting: the next one may, too."""
-    known = _holds.pop(key, None)
-    _holds[key] = max(1.0, held_ms if known is None else 0.75 * known + 0.25 * held_ms)
+    """A task that met contention held this lock for so long: told with the next turn."""
+    _holds.pop(key, None)
+    _holds[key] = max(1, round(held_ms))
     while len(_holds) > _KEYS_KNOWN:
         with contextlib.suppress(KeyError, RuntimeError, StopIteration):  # another thread did it
             del _holds[next(iter(_holds))]

@@ -192,12 +192,12 @@ class Calls:
     # -- queueing -----------------------------------------------------------------------------
 
     def next_turn(
-        self, key: str, place_ms: int, hold_ms: int, max_wait_ms: int, max_delay_ms: int
+        self, key: str, place_ms: int, held_ms: int, max_wait_ms: int, max_delay_ms: int
     ) -> Call[Turn]:
         names = self._names_of(key)
         for name, ms in (
             ("place_ms", place_ms),
-            ("expected_hold_ms", hold_ms),
+            ("held_ms", held_ms),
             ("max_wait_ms", max_wait_ms),
             ("max_delay_ms", max_delay_ms),
         ):
@@ -205,7 +205,7 @@ class Calls:
         ticket = generate_lock_id()
         numbers = (
             place_ms,
-            hold_ms,
+            held_ms,
             max_wait_ms,
             max_delay_ms,
             GUESSED_HOLD_MS,

@@ -213,13 +213,13 @@ class RedisBackend(Configured, Lockable):
         key: str,
         *,
         place_ms: int = 0,
-        expected_hold_ms: int = 0,
+        held_ms: int = 0,
         max_wait_ms: int = 0,
         max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     ) -> Turn:
         """When a caller that was refused tries again; see ``syncguard.TurnGiver``."""
         return self._runner.run(
-            self._calls.next_turn(key, place_ms, expected_hold_ms, max_wait_ms, max_delay_ms)
+            self._calls.next_turn(key, place_ms, held_ms, max_wait_ms, max_delay_ms)
         )
 
     def end_wait(self, key: str, ticket: str) -> None:

@@ -1,14 +1,14 @@
 -- Tell a caller that was refused when to try again: wait now, as the only one, or come back later.
 --
 -- The queue of a lock is a schedule, not a list: the moment up to which the lock is promised, and
--- how long it is usually held. Each caller gets the next free moment, and moves it on by one hold.
+-- how long it is usually held. Each caller gets the next free moment, and moves it on by a hold.
 -- A caller that never comes back costs one hold, once; nothing has to be removed.
 --
 -- KEYS[1] lock        the lock's JSON
 -- KEYS[2] queue       hash: promisedMs, holdMs, waiter (a ticket), waiterUntilMs
 -- ARGV[1] ticket      names the caller if it is the one that waits
 -- ARGV[2] placeMs     the moment it was promised before; or 0
--- ARGV[3] holdMs      how long it expects to hold the lock; or 0: as long as the others
+-- ARGV[3] heldMs      how long the lock was held, of which nobody told yet; or 0
 -- ARGV[4] maxWaitMs   how long it can wait now; or 0
 -- ARGV[5] maxDelayMs  no delay is longer than this
 -- ARGV[6] guessMs     how long a hold is taken to be while nobody knows, at least
@@ -28,11 +28,14 @@ local ageMs = 0
 if held then
   ageMs = math.max(0, nowMs - (cjson.decode(held).acquiredAtMs or nowMs))
 end
-local ownMs = tonumber(ARGV[3])
+local heldMs = tonumber(ARGV[3])
 local meanMs = tonumber(known[2] or '0')
-if ownMs > 0 then
-  meanMs = meanMs > 0 and meanMs * 0.75 + ownMs * 0.25 or ownMs
-  call('HSET', KEYS[2], 'holdMs', string.format('%.0f', math.ceil(meanMs)))
+if heldMs > 0 then
+  -- Slow to rise and quick to fall: who comes too early costs a message, who comes too late leaves
+  -- the lock idle, and the first holds of a process that just started are long.
+  meanMs = meanMs > 0 and meanMs or guessMs
+  meanMs = math.ceil(meanMs + (heldMs - meanMs) * (heldMs < meanMs and 0.5 or 0.15))
+  call('HSET', KEYS[2], 'holdMs', string.format('%.0f', meanMs))
 end
 -- A hold that nobody knows the length of, or that takes much longer than usual: as long again.
 local isUsual = meanMs > 0 and ageMs <= 2 * meanMs
@@ -58,7 +61,7 @@ end
 
 if placeMs <= nowMs then
   placeMs = math.max(promisedMs, nowMs + restMs + (isTaken and holdMs or 0))
-  call('HSET', KEYS[2], 'promisedMs', string.format('%.0f', placeMs + holdMs))
+  call('HSET', KEYS[2], 'promisedMs', string.format('%.0f', placeMs + 0.9 * holdMs))
 elseif placeMs <= nowMs + earlyMs then
   earlyMs = 0  -- it came early, and somebody else waits: the next time it comes on time
 end
