@@ -113,7 +113,10 @@ def _polynomial(base: int, units: tuple[int, ...]) -> int:
 
 
 def keyed_hash(secret: bytes, value: str) -> str:
-    """96 bits of HMAC-SHA-256, shown like ``hash_key``: for those who set a ``hash_secret``."""
+    """96 bits of HMAC-SHA-256, shown like ``hash_key``: what a backend with a ``hash_secret`` shows.
+
+    A secret that is a ``str`` counts as its UTF-8.
+    """
     message = unicodedata.normalize("NFC", value).encode("utf-8", "surrogatepass")
     return hmac.digest(secret, message, "sha256").hex()[:24]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import redis
@@ -186,8 +187,17 @@ class AsyncRedisBackend(Configured, AsyncLockable):
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         """The live locks, soonest to expire first. Costs what it returns; never scans."""
-        found = await self._drive(listing.live_locks(self._calls, limit, offset))
-        return [sanitized(info) for info in found]
+        return list(map(sanitized, await self.live_locks_raw(limit, offset)))
+
+    async def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
+        """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
+        return await self._drive(listing.live_locks(self._calls, limit, offset))
+
+    async def find_raw(
+        self, is_wanted: Callable[[LockInfoDebug], bool], *, fence: str = "", at_most: int = 1
+    ) -> list[LockInfoDebug]:
+        """Live locks by what only this process can compute of them. SENSITIVE, like the above."""
+        return await self._drive(listing.find(self._calls, is_wanted, fence, at_most))
 
     async def count_live_locks(self) -> int:
         """How many locks are live."""
@@ -199,9 +209,9 @@ class AsyncRedisBackend(Configured, AsyncLockable):
 
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         """For administrators: free a lock, if the holder is still the one that was seen."""
-        steps = listing.lock_id_of(self._calls, key_hash, fence, lock_id_hash)
-        lock_id = await self._drive(steps)
-        return ReleaseResult(False, "not-found") if lock_id is None else await self.release(lock_id)
+        for info in await self._drive(listing.holder(self._calls, key_hash, fence, lock_id_hash)):
+            return await self.release(info.lock_id)
+        return ReleaseResult(False, "not-found")
 
     def open_waiter(self, key: str) -> AsyncRedisWaiter:
         """For ``syncguard.aio.lock``: a waiter that the holder's release wakes."""

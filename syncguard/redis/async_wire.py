@@ -20,6 +20,7 @@ from syncguard.redis.connections import (
     AsyncConnection,
     AsyncPool,
     is_closed,
+    place_of,
     shared,
     take_async,
 )
@@ -48,6 +49,7 @@ class AsyncWire:
         self._keeps = pool.max_connections >= ROOMY
         # One for the pool, not one for each backend on it.
         self._spare: list[tuple[AsyncConnection, float]] = shared(pool, "spare", list)
+        self._place = place_of(pool)
 
     async def run(self, call: Call[T]) -> T:
         try:
@@ -64,7 +66,9 @@ class AsyncWire:
                 await self._give(connection)
             result = call.read(reply)
         except FAULTS as error:
-            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+            raise lock_error(
+                error, place=self._place, key=call.key, lock_id=call.lock_id
+            ) from error
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
     async def close(self) -> None:
@@ -151,13 +155,15 @@ class AsyncCommandRunner:
     def __init__(self, client: Any) -> None:
         self._eval: Callable[..., Awaitable[object]] = client.eval
         self._evalsha: Callable[..., Awaitable[object]] | None = getattr(client, "evalsha", None)
+        self._client = client
 
     async def run(self, call: Call[T]) -> T:
         arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(await self._reply(call, arguments))
         except FAULTS as error:
-            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+            place = place_of(self._client)
+            raise lock_error(error, place=place, key=call.key, lock_id=call.lock_id) from error
 
     async def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
         if self._evalsha is not None:

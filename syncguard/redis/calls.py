@@ -260,6 +260,9 @@ class Calls:
             scripts.LIVE_LOCKS, (space.live,), (str(offset), str(limit)), self._reader.live_locks
         )
 
+    def walk(self, space: Space, cursor: str, fence: str) -> Call[tuple[str, list[LockInfoDebug]]]:
+        return Call(scripts.WALK, (space.live,), (cursor, str(PAGE), fence), self._reader.walk)
+
     def counts(self, space: Space) -> Call[tuple[int, int]]:
         return Call(scripts.COUNTS, (space.live, space.tally), (), read_counts)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import redis
@@ -188,7 +188,21 @@ class RedisBackend(Configured, Lockable):
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         """The live locks, soonest to expire first. Costs what it returns; never scans."""
-        return [sanitized(i) for i in self._drive(listing.live_locks(self._calls, limit, offset))]
+        return list(map(sanitized, self.live_locks_raw(limit, offset)))
+
+    def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
+        """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
+        return self._drive(listing.live_locks(self._calls, limit, offset))
+
+    def find_raw(
+        self, is_wanted: Callable[[LockInfoDebug], bool], *, fence: str = "", at_most: int = 1
+    ) -> list[LockInfoDebug]:
+        """Live locks by what only this process can compute of them. SENSITIVE, like the above.
+
+        Sees every lock that is held all the while; give the fence where it is known, then only
+        locks with it travel. Never to decide a mutation.
+        """
+        return self._drive(listing.find(self._calls, is_wanted, fence, at_most))
 
     def count_live_locks(self) -> int:
         """How many locks are live."""
@@ -200,8 +214,9 @@ class RedisBackend(Configured, Lockable):
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         """For administrators: free a lock, if the holder is still the one that was seen."""
-        lock_id = self._drive(listing.lock_id_of(self._calls, key_hash, fence, lock_id_hash))
-        return ReleaseResult(False, "not-found") if lock_id is None else self.release(lock_id)
+        for info in self._drive(listing.holder(self._calls, key_hash, fence, lock_id_hash)):
+            return self.release(info.lock_id)
+        return ReleaseResult(False, "not-found")
 
     def open_waiter(self, key: str) -> RedisWaiter:
         """For ``lock()``: a waiter that the holder's release wakes."""

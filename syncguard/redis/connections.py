@@ -207,6 +207,37 @@ def packer() -> Callable[[Command], bytes] | None:
     return pack
 
 
+def place_of(client: object) -> str:
+    """Where the server of a client or a pool is, for error texts. Empty where that is not known.
+
+    Host, port and database only: never a user name, and never the whole settings, which hold the
+    password.
+    """
+    if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
+        return _cluster_place(client)
+    pool = getattr(client, "connection_pool", client)
+    settings = getattr(pool, "connection_kwargs", None)
+    if not isinstance(settings, Mapping):
+        return ""
+    database = f"database {settings.get('db') or 0}"
+    service = getattr(pool, "service_name", None)
+    if service is not None:
+        return f"the Sentinel service {service!r}, {database}"
+    if settings.get("path"):
+        return f"{settings['path']}, {database}"
+    return f"{_host_and_port(settings.get('host'), settings.get('port'))}, {database}"
+
+
+def _cluster_place(client: Any) -> str:
+    node = client.get_default_node()
+    return "" if node is None else f"the cluster of {_host_and_port(node.host, node.port)}"
+
+
+def _host_and_port(host: object, port: object) -> str:
+    name = str(host or "localhost")
+    return f"{f'[{name}]' if ':' in name else name}:{port or 6379}"
+
+
 def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
     """How long the client waits for a reply, or None for ever."""
     seconds = pool.connection_kwargs.get("socket_timeout")

@@ -113,19 +113,21 @@ def _reply_code(error: BaseException) -> str:
 
 
 def lock_error(
-    error: Exception, *, key: str | None = None, lock_id: str | None = None
+    error: Exception, *, place: str = "", key: str | None = None, lock_id: str | None = None
 ) -> LockError:
-    """The failure as a LockError. Its text names the kind of failure, never what it was about."""
+    """The failure as a LockError. Its text names the kind of failure and the server (``place``, as
+    ``connections.place_of`` writes it), never the key, the lock id or a password."""
     code = error_code(error)
     context = ErrorContext(key=key, lock_id=lock_id, cause=error)
-    return LockError(code, f"{_TEXT[code]} ({type(error).__name__})", context)
+    redis = f"Redis at {place}," if place else "Redis"
+    return LockError(code, f"{redis} {_TEXT[code]} ({type(error).__name__})", context)
 
 
 _TEXT: Final[dict[ErrorCode, str]] = {
-    "AuthFailed": "Redis refused the credentials or the permission",
-    "NetworkTimeout": "Redis did not answer in time; the operation may or may not have happened",
-    "RateLimited": "Redis or its connection pool is at its limit",
-    "ServiceUnavailable": "Redis cannot be reached, or refused to serve",
-    "InvalidArgument": "Redis refused the request: is something else stored under our names?",
-    "Internal": "Redis failed unexpectedly",
+    "AuthFailed": "refused the credentials or the permission",
+    "NetworkTimeout": "did not answer in time; the operation may or may not have happened",
+    "RateLimited": "or its connection pool is at its limit",
+    "ServiceUnavailable": "cannot be reached, or refused to serve",
+    "InvalidArgument": "refused the request: is something else stored under our names?",
+    "Internal": "failed unexpectedly",
 }

@@ -25,6 +25,7 @@ from syncguard.redis.connections import (
     Command,
     Connection,
     Pool,
+    place_of,
     private_async_connection,
     private_connection,
     socket_of,
@@ -89,7 +90,7 @@ class RedisExtendChannel:
         except BaseException as error:
             connection.disconnect()
             if isinstance(error, FAULTS):
-                raise lock_error(error) from error
+                raise lock_error(error, place=place_of(pool)) from error
             raise
 
     def fileno(self) -> int:
@@ -174,7 +175,7 @@ class AsyncRedisExtendChannel:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, Exception):
-                raise lock_error(error) from error
+                raise lock_error(error, place=place_of(pool)) from error
             raise
         return cls(calls, connection)
 

@@ -5,7 +5,7 @@ Without I/O, so that the blocking and the asyncio backend share them.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Final, TypeVar
 
 from syncguard.errors import invalid_argument
@@ -15,6 +15,9 @@ from syncguard.types import LockInfoDebug
 
 _BEYOND_ANY_LIST: Final = 10**12
 """No list is that long; and Lua, which counts in floating point, still counts that far."""
+
+_DONE: Final = "0"
+"""The cursor that begins a walk, and that ends it."""
 
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
@@ -46,8 +49,27 @@ def counts(calls: Calls) -> Steps[tuple[int, int]]:
     return live, fences
 
 
-def lock_id_of(calls: Calls, key_hash: str, fence: str, lock_id_hash: str) -> Steps[str | None]:
-    """The id of the very holder that an administrator saw, or None if it is gone.
+def find(
+    calls: Calls, is_wanted: Callable[[LockInfoDebug], bool], fence: str, at_most: int
+) -> Steps[list[LockInfoDebug]]:
+    """The live locks that are wanted, up to so many. ``fence``: only those with it, or '' for all.
+
+    A walk, not pages: while locks come, go and are extended, pages shift, and one can be missed.
+    It takes a step for each thousand locks, and only those with the fence leave the server.
+    """
+    found: dict[str, LockInfoDebug] = {}
+    for space in calls.names.spaces():
+        cursor = ""
+        while cursor != _DONE and len(found) < at_most:
+            cursor, infos = yield calls.walk(space, cursor or _DONE, fence)
+            found |= {info.lock_id: info for info in infos if is_wanted(info)}
+    return list(found.values())[:at_most]
+
+
+def holder(
+    calls: Calls, key_hash: str, fence: str, lock_id_hash: str
+) -> Steps[list[LockInfoDebug]]:
+    """The very holder that an administrator saw; empty if it is gone.
 
     All three must agree: the display hash alone is no identity.
     """
@@ -55,18 +77,9 @@ def lock_id_of(calls: Calls, key_hash: str, fence: str, lock_id_hash: str) -> St
         if not isinstance(value, str) or not value:
             raise invalid_argument(f"{name} must be a non-empty str")
     seen = (key_hash, fence, lock_id_hash)
-    for space in calls.names.spaces():
-        offset = 0
-        while True:
-            page: list[LockInfoDebug] = yield calls.live_locks(space, offset, PAGE)
-            for info in page:
-                if (info.key_hash, info.fence, info.lock_id_hash) == seen:
-                    return info.lock_id
-            if not page:
-                break
-            # Pages overlap by half: locks that expire meanwhile move the others to the front.
-            offset += PAGE // 2
-    return None
+    return find(
+        calls, lambda info: (info.key_hash, info.fence, info.lock_id_hash) == seen, fence, 1
+    )
 
 
 def _slice(calls: Calls, space: Space, limit: int, offset: int) -> Steps[list[LockInfoDebug]]:

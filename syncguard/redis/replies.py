@@ -76,6 +76,12 @@ class Reader:
                 return [info for info in infos if info is not None]
         raise malformed("live_locks")
 
+    def walk(self, reply: Reply) -> tuple[str, list[LockInfoDebug]]:
+        match reply:
+            case [bytes() | str() as cursor, *rest]:
+                return _text(cursor), self.live_locks(rest)
+        raise malformed("walk")
+
     def _fence(self, raw: object, key: str) -> str:
         fence = _text(raw)
         if len(fence) != len(FENCE_MAX) or not fence.isdigit():

@@ -1,7 +1,7 @@
 """What an operator asks of the Redis behind a backend: is it there, and is it fit for locks?
 
 ``read_report`` is pure: from what Redis said to a ``ServerReport``. ``inspect_server`` and
-``server_time_ms`` ask. Nothing here names a key, a lock id, an address or a password.
+``server_time_ms`` ask. Nothing here names a key, a lock id or a password.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from redis.retry import Retry
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import TIME_TOLERANCE_MS
 from syncguard.redis.client import RedisBackend
+from syncguard.redis.connections import place_of
 from syncguard.redis.errors import lock_error
 
 T = TypeVar("T")
@@ -120,13 +121,13 @@ def inspect_server(backend: RedisBackend) -> ServerReport:
             fence_floor=bool(backend._calls._floor),
         )
 
-    return _asked(ask)
+    return _asked(client, ask)
 
 
 def server_time_ms(backend: RedisBackend) -> int:
     """The server's clock: what a lock's ``expires_at_ms`` and ``acquired_at_ms`` count by."""
     client = _client_of(backend)
-    return _asked(lambda: redis_server_time_ms(client.time()))
+    return _asked(client, lambda: redis_server_time_ms(client.time()))
 
 
 def impatient_options(timeout_s: float = 2.0) -> dict[str, object]:
@@ -152,11 +153,11 @@ def _save_points(client: Any) -> str | None:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _asked(ask: Callable[[], T]) -> T:
+def _asked(client: object, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Exception as error:
-        raise lock_error(error) from error
+        raise lock_error(error, place=place_of(client)) from error
 
 
 def _version_of(version: str) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from syncguard.redis.connections import (
     Pool,
     give_back_if_out,
     packer,
+    place_of,
     shared,
     socket_of,
     take,
@@ -62,6 +63,7 @@ class Wire:
         # One for the pool, not one for each backend on it.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
         self._nearness = shared(pool, "nearness", Nearness)
+        self._place = place_of(pool)
         # How to look at the last kept one's socket: finding that out costs as much as the look.
         self._looked_at: tuple[socket.socket | None, Look] = (None, lambda _ms: ())
 
@@ -94,7 +96,9 @@ class Wire:
                             raise
             result = call.read(reply)
         except FAULTS as error:
-            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+            raise lock_error(
+                error, place=self._place, key=call.key, lock_id=call.lock_id
+            ) from error
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
     def close(self) -> None:
@@ -208,13 +212,15 @@ class CommandRunner:
     def __init__(self, client: Any) -> None:
         self._eval: Callable[..., object] = client.eval
         self._evalsha: Callable[..., object] | None = getattr(client, "evalsha", None)
+        self._client = client
 
     def run(self, call: Call[T]) -> T:
         arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
         try:
             return call.read(self._reply(call, arguments))
         except FAULTS as error:
-            raise lock_error(error, key=call.key, lock_id=call.lock_id) from error
+            place = place_of(self._client)
+            raise lock_error(error, place=place, key=call.key, lock_id=call.lock_id) from error
 
     def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
         if self._evalsha is not None:
