@@ -113,7 +113,7 @@ def _polynomial(base: int, units: tuple[int, ...]) -> int:
 
 
 def keyed_hash(secret: bytes, value: str) -> str:
-    """96 bits of HMAC-SHA-256, shown like ``hash_key``: what a backend with a ``hash_secret`` shows.
+    """96 bits of HMAC-SHA-256, shown like ``hash_key``: what a ``hash_secret`` makes of it.
 
     A secret that is a ``str`` counts as its UTF-8.
     """

@@ -1,7 +1,8 @@
 """The admin page: every live lock, and a way to free one whose holder is gone for good.
 
 Seeing needs the permission ``view_lock``, releasing also ``release_lock``. Nothing here shows or
-stores a raw key or a lock id; a key that is searched comes by POST and leaves as a hash.
+stores a lock id, nor a raw key unless ``SHOW_KEYS`` and the permission ``view_lock_key`` allow it;
+a key that is searched comes by POST and leaves as a hash.
 """
 
 # ruff: noqa: ARG002 - the signatures are Django's
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
+from django.db import connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -26,10 +28,11 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 
 from syncguard_django import inspection, releasing
 from syncguard_django.aliases import locks
-from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList, row_of
-from syncguard_django.durations import for_people
+from syncguard_django.cells import cell, running, shown_fence, shown_hash
+from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList
+from syncguard_django.configuration import configuration
 from syncguard_django.forms import FindByKeyForm
-from syncguard_django.inspection import Failure, LiveLock
+from syncguard_django.inspection import Failure, Holder
 from syncguard_django.models import Lock
 
 if TYPE_CHECKING:
@@ -37,13 +40,15 @@ if TYPE_CHECKING:
 else:
     _LockModelAdmin = admin.ModelAdmin
 
-COLUMNS: Final = ("key", "using", "holder_label", "fence", "held_for", "expires_in", "lock_id")
+COLUMNS: Final = ("key", "raw_key", "alias", "holder_label", "expires_in", "held_for", "number")
 HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash")
-"""What names one holder: the alias, and the three that force_release compares."""
+"""What names one holder: the alias, and the three that are compared before a release."""
 
 _CHANGE_LIST: Final = "syncguard_django_lock_changelist"
 _FIND: Final = "syncguard_django_lock_find"
 _RELEASE: Final = "syncguard_django_lock_release"
+_FILTERS: Final = "_changelist_filters"
+"""Django's own name for the query of the list that a page was opened from."""
 
 
 class AliasFilter(admin.SimpleListFilter):
@@ -98,23 +103,38 @@ class LockAdmin(_LockModelAdmin):
         user = request.user
         return self.has_view_permission(request) and user.has_perm("syncguard_django.release_lock")
 
+    def has_view_key_permission(self, request: HttpRequest) -> bool:
+        """Off unless an alias has ``SHOW_KEYS``."""
+        shown = any(alias.show_keys for alias in configuration().aliases.values())
+        return shown and request.user.has_perm("syncguard_django.view_lock_key")
+
     # -- the list -----------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
         # Not the inherited ones: there is nothing to add, to change or to delete.
         view = self.admin_site.admin_view
+        release = view(self.release_view)
+        for database in connections:
+            # The audit must be committed before the lock is freed, also under ATOMIC_REQUESTS.
+            release = transaction.non_atomic_requests(database)(release)
         return [
             path("", view(self.changelist_view), name=_CHANGE_LIST),
             path("find/", view(self.find_view), name=_FIND),
-            path("release/", view(self.release_view), name=_RELEASE),
+            path("release/", release, name=_RELEASE),
         ]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[LockChangeList]:
         return LockChangeList
 
     def get_list_display(self, request: HttpRequest) -> tuple[str, ...]:
-        columns = ("release_link",) if self.has_release_permission(request) else ()
-        return (*COLUMNS, *columns)
+        columns = dict.fromkeys((*COLUMNS, "release_link"))
+        if not self.has_view_key_permission(request):
+            del columns["raw_key"]
+        if len(tuple(locks)) == 1:
+            del columns["alias"]
+        if not self.has_release_permission(request):
+            del columns["release_link"]
+        return tuple(columns)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, Any] | None = None
@@ -125,31 +145,40 @@ class LockAdmin(_LockModelAdmin):
 
     @admin.display(description=gettext_lazy("key hash"), ordering="key_hash")
     def key(self, row: Lock) -> SafeString:
-        return _hash(row.key_hash)
+        return cell(_("key hash"), shown_hash(row.key_hash))
 
-    @admin.display(description=gettext_lazy("holder"), ordering="holder", empty_value="-")
-    def holder_label(self, row: Lock) -> str | None:
-        return row.holder or None
+    @admin.display(description=gettext_lazy("key"))
+    def raw_key(self, row: Lock) -> SafeString:
+        shown = "-" if row.raw_key is None else format_html("<code>{}</code>", row.raw_key)
+        return cell(_("key"), shown)
 
-    @admin.display(description=gettext_lazy("held for"), ordering="-acquired_at_ms")
-    def held_for(self, row: Lock) -> SafeString:
-        return _running(row.held_ms, "held")
+    @admin.display(description=gettext_lazy("alias"), ordering="using")
+    def alias(self, row: Lock) -> SafeString:
+        return cell(_("alias"), row.using)
+
+    @admin.display(description=gettext_lazy("holder"), ordering="holder")
+    def holder_label(self, row: Lock) -> SafeString:
+        return cell(_("holder"), row.holder or "-")
 
     @admin.display(description=gettext_lazy("expires in"), ordering="expires_at_ms")
     def expires_in(self, row: Lock) -> SafeString:
-        return _running(row.remaining_ms, "remaining")
+        return cell(_("expires in"), running(row.remaining_ms, "remaining"))
 
-    @admin.display(description=gettext_lazy("lock-id hash"), ordering="lock_id_hash")
-    def lock_id(self, row: Lock) -> SafeString:
-        return _hash(row.lock_id_hash)
+    @admin.display(description=gettext_lazy("held for"), ordering="-acquired_at_ms")
+    def held_for(self, row: Lock) -> SafeString:
+        return cell(_("held for"), running(row.held_ms, "held"))
+
+    @admin.display(description=gettext_lazy("fence"), ordering="fence")
+    def number(self, row: Lock) -> SafeString:
+        return cell(_("fence"), shown_fence(row.fence))
 
     @admin.display(description=gettext_lazy("release"))
     def release_link(self, row: Lock) -> SafeString:
-        holder = {name: getattr(row, name) for name in HOLDER_PARAMETERS}
+        holder = urlencode({name: getattr(row, name) for name in HOLDER_PARAMETERS})
         return format_html(
             '<a class="syncguard-release" href="{}?{}">{}</a>',
             reverse(f"{self.admin_site.name}:{_RELEASE}"),
-            urlencode(holder),
+            "&".join(filter(None, (holder, row.preserved_filters))),
             _("Release…"),
         )
 
@@ -166,22 +195,22 @@ class LockAdmin(_LockModelAdmin):
         form = FindByKeyForm(request.POST)
         if not form.is_valid():
             messages.error(request, _("Choose an alias and type a key."))
-            return self._to_list()
+            return redirect(self._list_url(request))
         using, key = form.cleaned_data["using"], form.cleaned_data["key"]
         answer = inspection.attempt(using, lambda: inspection.lookup(using, key=key))
         if isinstance(answer, Failure):
             _say_failed(request, answer)
-            return self._to_list(using=using)
-        key_hash = locks.inspector(using).hash(key)
+            return redirect(self._list_url(request))
+        key_hash = inspection.hash_of(using, key)
         if answer is None:
             text = _("Nobody holds the lock of that key. Its hash is %(hash)s.")
             messages.info(request, text % {"hash": key_hash})
         else:
             text = _("The lock of that key is held: fence %(fence)s, holder %(holder)s.")
-            info = answer.info
-            holder = info.holder or _("not named")
-            messages.info(request, text % {"fence": info.fence, "holder": holder})
-        return self._to_list(using=using, q=key_hash)
+            holder = answer.lock.info.holder or _("not named")
+            messages.info(request, text % {"fence": answer.lock.short_fence, "holder": holder})
+        url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
+        return redirect(f"{url}?{urlencode({'using': using, 'q': key_hash})}")
 
     # -- force-release ------------------------------------------------------------------------
 
@@ -192,76 +221,73 @@ class LockAdmin(_LockModelAdmin):
         if request.method not in ("GET", "HEAD", "POST"):
             return HttpResponseNotAllowed(["GET", "POST"])
         values = request.POST if request.method == "POST" else request.GET
-        holder = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
-        if not all(holder.values()) or holder["using"] not in locks:
+        marks = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
+        if not all(marks.values()) or marks["using"] not in locks:
             raise Http404
-        answer = inspection.attempt(holder["using"], lambda: inspection.find(**holder))
+        answer = inspection.attempt(marks["using"], lambda: inspection.find(**marks))
         if isinstance(answer, Failure):
             _say_failed(request, answer)
         elif answer is None:
-            self._say_gone(request)
+            _say_gone(request)
         elif request.method == "POST":
             self._release(request, answer)
         else:
-            return self._confirmation(request, answer, holder)
-        return self._to_list()
+            return self._confirmation(request, answer, marks)
+        return redirect(self._list_url(request))
 
     def _confirmation(
-        self, request: HttpRequest, lock: LiveLock, holder: dict[str, str]
+        self, request: HttpRequest, holder: Holder, marks: dict[str, str]
     ) -> HttpResponse:
         request.current_app = self.admin_site.name
+        lock = holder.lock
+        filters = self.get_preserved_filters(request)
+        action = reverse(f"{self.admin_site.name}:{_RELEASE}")
         context = {
             **self.admin_site.each_context(request),
             "title": _("Force-release a lock?"),
             "opts": self.opts,
             "media": self.media,
             "lock": lock,
-            "held_for": _running(lock.held_ms, "held"),
-            "expires_in": _running(lock.remaining_ms, "remaining"),
-            "holder_fields": holder,
+            "raw_key": lock.key if self.has_view_key_permission(request) else None,
+            "fence": shown_fence(lock.info.fence),
+            "held_for": running(lock.held_ms, "held"),
+            "expires_in": running(lock.remaining_ms, "remaining"),
+            "holder_fields": marks,
+            "release_url": f"{action}?{filters}" if filters else action,
+            "list_url": self._list_url(request),
         }
         template = "admin/syncguard_django/lock/release_confirmation.html"
         return TemplateResponse(request, template, context)
 
-    def _release(self, request: HttpRequest, lock: LiveLock) -> None:
-        row = row_of(lock)
-        outcome = releasing.release(lock, lambda text: self.log_change(request, row, text))
+    def _release(self, request: HttpRequest, holder: Holder) -> None:
+        user = request.user
+        outcome = releasing.release(holder, releasing.Actor(user.get_username(), user.pk))
         if isinstance(outcome, Failure):
             _say_failed(request, outcome)
         elif not outcome:
-            self._say_gone(request)
+            _say_gone(request)
         else:
             text = _("Released the lock %(hash)s (fence %(fence)s).")
-            messages.success(request, text % {"hash": row.key_hash, "fence": row.fence})
+            lock = holder.lock
+            facts = {"hash": lock.info.key_hash, "fence": lock.short_fence}
+            messages.success(request, text % facts)
 
-    def _say_gone(self, request: HttpRequest) -> None:
-        messages.warning(
-            request,
-            _(
-                "Nothing was released: the holder that was shown does not hold the lock any more."
-                " It has let go, its time ran out, or another holder has the lock now."
-            ),
-        )
-
-    def _to_list(self, **parameters: str) -> HttpResponse:
+    def _list_url(self, request: HttpRequest) -> str:
+        """The list as it was when this page was opened from it."""
         url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
-        return redirect(f"{url}?{urlencode(parameters)}" if parameters else url)
-
-
-def _hash(value: str) -> SafeString:
-    """A hash, which the style sheet may cut short; then its title has it whole."""
-    return format_html('<code class="syncguard-hash" title="{}">{}</code>', value, value)
+        filters = request.GET.get(_FILTERS)
+        return f"{url}?{filters}" if filters else url
 
 
 def _say_failed(request: HttpRequest, failure: Failure) -> None:
     messages.error(request, _("Alias %(failure)s") % {"failure": failure})
 
 
-def _running(ms: int, direction: str) -> SafeString:
-    """A duration that ``locks.js`` keeps running."""
-    return format_html(
-        '<span class="syncguard-duration" data-syncguard-{}-ms="{}">{}</span>',
-        direction,
-        ms,
-        for_people(ms),
+def _say_gone(request: HttpRequest) -> None:
+    messages.warning(
+        request,
+        _(
+            "Nothing was released: the holder that was shown does not hold the lock any more."
+            " It has let go, its time ran out, or another holder has the lock now."
+        ),
     )

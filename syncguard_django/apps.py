@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from django.apps import AppConfig
 from django.core import checks
 from django.core.signals import setting_changed
@@ -12,6 +14,9 @@ from syncguard_django.aliases import locks
 from syncguard_django.checks import TAG, check_deployment, check_settings
 from syncguard_django.configuration import SETTING, hide_passwords
 from syncguard_django.open_transactions import note_queries
+
+_READ: Final = (SETTING, "CACHES", "SECRET_KEY", "SECRET_KEY_FALLBACKS")
+"""The settings that ours are made of."""
 
 
 class SyncGuardConfig(AppConfig):
@@ -33,7 +38,7 @@ class SyncGuardConfig(AppConfig):
 
 
 def _read_again(*, setting: str, **_kwargs: object) -> None:
-    if setting in (SETTING, "CACHES"):
+    if setting in _READ:
         hide_passwords()
         locks.reset()
 

@@ -46,10 +46,17 @@ class LockChangeList(ChangeList):
             self.result_list = list(map(row_of, found[start : start + self.list_per_page]))
         else:
             self._read_one_page()
+        for row in self.result_list:
+            row.preserved_filters = self.preserved_filters
         self.full_result_count = self.listing.total
         self.show_full_result_count = True
         self.show_admin_actions = False
         self.can_show_all = False
+
+    @property
+    def count_is_unknown(self) -> bool:
+        """No alias answered: then zero would be a lie."""
+        return len(self.listing.failures) == len(self._aliases())
 
     def _read_one_page(self) -> None:
         self.searched_at_most = None
@@ -97,7 +104,7 @@ def matches(lock: LiveLock, query: str) -> bool:
     wanted = query.strip().lower()
     info = lock.info
     return (
-        info.key_hash.startswith(wanted)
+        lock.has_hash(wanted)
         or info.lock_id_hash.startswith(wanted)
         or wanted in (info.holder or "").lower()
     )
@@ -116,5 +123,5 @@ def row_of(lock: LiveLock) -> Lock:
         acquired_at_ms=info.acquired_at_ms,
         expires_at_ms=info.expires_at_ms,
     )
-    row.held_ms, row.remaining_ms = lock.held_ms, lock.remaining_ms
+    row.held_ms, row.remaining_ms, row.raw_key = lock.held_ms, lock.remaining_ms, lock.key
     return row

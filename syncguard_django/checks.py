@@ -76,6 +76,13 @@ def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMess
             hint="Give each a KEY_PREFIX that does not begin with the other's.",
             id="syncguard.W001",
         )
+    if shorter == longer and _bytes(one.hash_secret) != _bytes(other.hash_secret):
+        yield Warning(
+            f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] show the same locks under'
+            " different hashes.",
+            hint="Give both the same HASH_SECRET, as every service that shares these locks.",
+            id="syncguard.W003",
+        )
 
 
 def _flushed_by_a_cache(alias: AliasSettings) -> Iterator[CheckMessage]:
@@ -114,9 +121,18 @@ def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
         )
     if alias.hash_secret is None:
         yield Warning(
-            f"{where} has no HASH_SECRET: short keys can be guessed from the hashes shown.",
-            hint="Set HASH_SECRET to a long random value, the same in every process.",
+            f"{where} shows the specification's hashes: short keys can be guessed from them, and"
+            " those of neighbouring keys look alike.",
+            hint="Remove HASH_SECRET: None, or set it to a long random value, the same in every"
+            " service on this Redis.",
             id="syncguard.W013",
+        )
+    if alias.show_keys:
+        yield Warning(
+            f"{where} has SHOW_KEYS: the admin shows raw keys to whoever has the permission"
+            " syncguard_django.view_lock_key.",
+            hint="Make sure that keys hold no personal data, or remove SHOW_KEYS.",
+            id="syncguard.W014",
         )
 
 
@@ -126,6 +142,11 @@ def _redis_caches(caches: Mapping[str, object]) -> Iterator[tuple[str, CacheRedi
             yield name, redis_of(entry)
         except NotRedisError:
             continue
+
+
+def _bytes(secret: str | bytes | None) -> bytes | None:
+    """``"pepper"`` and ``b"pepper"`` make the same hashes."""
+    return secret.encode() if isinstance(secret, str) else secret
 
 
 def _with_colon(prefix: str) -> str:

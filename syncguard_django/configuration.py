@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from syncguard import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS, Acquisition, LockError
 from syncguard_django.addresses import Address, Location, Secret, parse
 from syncguard_django.caches import NotRedisError, redis_of
+from syncguard_django.hash_secrets import DerivedSecrets, derived_secrets
 
 DEFAULT_ALIAS: Final = "default"
 DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
@@ -33,6 +34,7 @@ KNOWN: Final = (
     "ACQUISITION",
     "OPTIONS",
     "HASH_SECRET",
+    "SHOW_KEYS",
     "FENCE_FLOOR",
     "TELEMETRY",
     "HOLD_UNTIL",
@@ -43,6 +45,7 @@ Until = Literal["transaction", "block"]
 
 UNTIL: Final[tuple[Until, ...]] = get_args(Until)
 
+NO_SECRETS: Final = DerivedSecrets()
 ProblemKind = Literal["shape", "unknown", "value", "cache"]
 
 
@@ -70,6 +73,10 @@ class AliasSettings:
     ttl_ms: int
     acquisition: Acquisition
     hash_secret: str | bytes | None = field(repr=False)
+    """For the hashes that are shown. None: those of the specification."""
+    former_hash_secrets: tuple[bytes, ...] = field(repr=False)
+    """With these, hashes were shown before ``SECRET_KEY`` changed. For finding only."""
+    show_keys: bool
     fence_floor: Literal["clock"] | None
     telemetry: bool
     hold_until: Until
@@ -113,7 +120,8 @@ class Configuration:
 @cache
 def configuration() -> Configuration:
     """The setting as it is now. ``forget`` makes the next call read it again."""
-    return read(getattr(settings, SETTING, None), getattr(settings, "CACHES", {}))
+    setting, caches = getattr(settings, SETTING, None), getattr(settings, "CACHES", {})
+    return read(setting, caches, derived_secrets())
 
 
 forget = configuration.cache_clear
@@ -130,7 +138,9 @@ def hide_passwords() -> None:
             entry["LOCATION"] = Location(entry["LOCATION"])
 
 
-def read(setting: object, caches: Mapping[str, object]) -> Configuration:
+def read(
+    setting: object, caches: Mapping[str, object], secrets: DerivedSecrets = NO_SECRETS
+) -> Configuration:
     """Read a value of the setting. Pure."""
     if not isinstance(setting, Mapping) or not setting:
         expected = 'must be a dictionary of aliases, such as {"default": {"LOCATION": "redis://"}}'
@@ -142,7 +152,7 @@ def read(setting: object, caches: Mapping[str, object]) -> Configuration:
             expected = "must be a dictionary of settings, under a name that is a str"
             problems[str(alias)] = (Problem("shape", f"{SETTING}[{alias!r}]", expected),)
             continue
-        reader = _Reader(alias, entry, caches)
+        reader = _Reader(alias, entry, caches, secrets)
         parsed = reader.read()
         if reader.problems:
             problems[alias] = tuple(reader.problems)
@@ -154,10 +164,17 @@ def read(setting: object, caches: Mapping[str, object]) -> Configuration:
 class _Reader:
     """Reads one alias; keeps what is wrong, and goes on with the default."""
 
-    def __init__(self, alias: str, entry: Mapping[str, Any], caches: Mapping[str, object]) -> None:
+    def __init__(
+        self,
+        alias: str,
+        entry: Mapping[str, Any],
+        caches: Mapping[str, object],
+        secrets: DerivedSecrets,
+    ) -> None:
         self._alias = alias
         self._entry = entry
         self._caches = caches
+        self._secrets = secrets
         self.problems: list[Problem] = []
 
     def read(self) -> AliasSettings:
@@ -183,15 +200,13 @@ class _Reader:
                 "TTL_MS", DEFAULT_TTL_MS, "a whole number of milliseconds above 0", _is_positive
             ),
             acquisition=self._acquisition(),
-            hash_secret=_hidden(
-                self._value("HASH_SECRET", None, "a non-empty str or bytes, or None", _is_secret)
-            ),
+            hash_secret=self._hash_secret(),
+            former_hash_secrets=() if "HASH_SECRET" in self._entry else self._secrets.former,
+            show_keys=self._flag("SHOW_KEYS"),
             fence_floor=self._value(
                 "FENCE_FLOOR", None, "'clock' or None", lambda v: v in (None, "clock")
             ),
-            telemetry=self._value(
-                "TELEMETRY", False, "True or False", lambda v: isinstance(v, bool)
-            ),
+            telemetry=self._flag("TELEMETRY"),
             hold_until=self._value(
                 "HOLD_UNTIL", "transaction", "'transaction' or 'block'", lambda v: v in UNTIL
             ),
@@ -226,6 +241,14 @@ class _Reader:
             return nowhere, {}
         return found.address, found.options
 
+    def _hash_secret(self) -> str | bytes | None:
+        if "HASH_SECRET" not in self._entry:
+            return self._secrets.current
+        secret: str | bytes | None = _hidden(
+            self._value("HASH_SECRET", None, "a non-empty str or bytes, or None", _is_secret)
+        )
+        return secret
+
     def _acquisition(self) -> Acquisition:
         values = self._value("ACQUISITION", {}, "a dictionary", _is_options)
         try:
@@ -243,6 +266,10 @@ class _Reader:
             return value
         self._wrong(name, f"must be {expected}")
         return default
+
+    def _flag(self, name: str) -> bool:
+        value: bool = self._value(name, False, "True or False", lambda v: isinstance(v, bool))
+        return value
 
     def _wrong(self, name: str, expected: str, kind: ProblemKind = "value") -> None:
         self.problems.append(Problem(kind, self._where(name), expected))

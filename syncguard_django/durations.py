@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final, NamedTuple
 
-def for_people(ms: float) -> str:
+
+class Words(NamedTuple):
+    """What differs between languages; s, min and h are the same in all of ours."""
+
+    under_a_second: str
+    days: str
+
+
+ENGLISH: Final = Words("under 1 s", "d")
+
+
+def for_people(ms: float, words: Words = ENGLISH) -> str:
     """Two units at most: ``42 s``, ``5 min 3 s``, ``3 h 20 min``, ``2 d 4 h``."""
     seconds = int(max(0, ms) // 1000)
     if seconds < 1:
-        return "under 1 s"
+        return words.under_a_second
     minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
     if not minutes:
         return f"{seconds} s"
@@ -15,4 +27,4 @@ def for_people(ms: float) -> str:
         return f"{minutes} min {seconds % 60} s"
     if not days:
         return f"{hours} h {minutes % 60} min"
-    return f"{days} d {hours % 24} h"
+    return f"{days} {words.days} {hours % 24} h"

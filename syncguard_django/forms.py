@@ -28,4 +28,7 @@ class FindByKeyForm(forms.Form):
         field.choices = [(alias, alias) for alias in aliases]
         if len(aliases) == 1:
             field.widget = forms.HiddenInput()
-            field.initial = aliases[0]
+            field.required = False
+
+    def clean_using(self) -> str:
+        return self.cleaned_data["using"] or next(iter(locks))

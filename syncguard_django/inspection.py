@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from syncguard import LockError, LockInfo
+from syncguard import LockError, LockInfo, LockInfoDebug, get_by_id_raw, get_by_key_raw, keyed_hash
 from syncguard_django.aliases import locks
+from syncguard_django.configuration import configuration
 
 if TYPE_CHECKING:
     from syncguard.redis import RedisBackend, ServerReport
@@ -24,9 +25,6 @@ T = TypeVar("T")
 
 LISTED_AT_MOST: Final = 10_000
 """How many locks of one alias are read in order to sort or to search them."""
-
-_SLACK: Final = 1_000
-"""How many locks more than there were a moment ago are looked through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,27 @@ class LiveLock:
     info: LockInfo
     held_ms: int
     remaining_ms: int
+    key: str | None = field(default=None, repr=False)
+    """The raw key, where ``SHOW_KEYS`` allows it. For the admin, and for those who may see it."""
+    former_hashes: tuple[str, ...] = ()
+    """The hashes of the key under ``SECRET_KEY_FALLBACKS``."""
+
+    @property
+    def short_fence(self) -> str:
+        """Without the leading zeros, which are there so that programs can compare text."""
+        return self.info.fence.lstrip("0") or "0"
+
+    def has_hash(self, beginning: str) -> bool:
+        """Whether the hash of the key, the present or a former one, begins like this."""
+        return any(h.startswith(beginning) for h in (self.info.key_hash, *self.former_hashes))
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A live lock, with the id by which it can be released. Prints without the id."""
+
+    lock: LiveLock
+    lock_id: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +113,50 @@ def everything(aliases: Iterable[str]) -> Listing:
     return Listing(merged, total, failures)
 
 
-def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) -> LiveLock | None:
-    """One live lock, by its raw key or lock id; sanitized. Raises LockError."""
+def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) -> Holder | None:
+    """One live lock, by its raw key or lock id. Raises LockError."""
     backend = locks.inspector(using)
-    info = backend.lookup(key=key, lock_id=lock_id)
-    return None if info is None else _dated(using, info, _now_ms(backend))
+    if key is not None:
+        found = get_by_key_raw(backend, key)
+    else:
+        found = get_by_id_raw(backend, lock_id or "")
+    return None if found is None else _holder(using, backend, found)
 
 
-def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> LiveLock | None:
-    """The lock of the very holder that somebody saw, if it is still held. Raises LockError."""
-    seen = (key_hash, fence, lock_id_hash)
-    backend = locks.inspector(using)
-    for lock in _live(using, backend, backend.count_live_locks() + _SLACK):
-        if (lock.info.key_hash, lock.info.fence, lock.info.lock_id_hash) == seen:
-            return lock
+def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> Holder | None:
+    """The very holder that somebody saw, if it still holds the lock. Raises LockError.
+
+    The hashes may be those of a former ``SECRET_KEY``: a page may have been open all the while.
+    """
+    backend, former = locks.inspector(using), _former(using)
+    seen = (key_hash, lock_id_hash)
+
+    def is_it(info: LockInfoDebug) -> bool:
+        return info.fence == fence and (
+            (info.key_hash, info.lock_id_hash) == seen
+            or any((hash(info.key), hash(info.lock_id)) == seen for hash in former)
+        )
+
+    for found in backend.find_raw(is_it, fence=fence):
+        return _holder(using, backend, found)
     return None
+
+
+def find_by_hash(using: str, beginning: str, at_most: int) -> list[Holder]:
+    """The holders whose key's hash, the present or a former one, begins so. Raises LockError."""
+    backend, former = locks.inspector(using), _former(using)
+
+    def is_it(info: LockInfoDebug) -> bool:
+        return info.key_hash.startswith(beginning) or any(
+            hash(info.key).startswith(beginning) for hash in former
+        )
+
+    return [_holder(using, backend, info) for info in backend.find_raw(is_it, at_most=at_most)]
+
+
+def hash_of(using: str, key: str) -> str:
+    """The hash of a key as the alias shows it."""
+    return locks.inspector(using).hash(key)
 
 
 def count(using: str) -> int:
@@ -152,14 +200,15 @@ def _ask_all(
     return found, total, tuple(failures)
 
 
-def _live(using: str, backend: RedisBackend, limit: int, offset: int = 0) -> list[LiveLock]:
-    now_ms = _now_ms(backend)
-    return [_dated(using, info, now_ms) for info in backend.live_locks(limit, offset)]
-
-
 def _live_and_total(using: str, limit: int, offset: int) -> tuple[list[LiveLock], int]:
     backend = locks.inspector(using)
-    return _live(using, backend, limit, offset), backend.count_live_locks()
+    now_ms = _now_ms(backend)
+    found = [_dated(using, info, now_ms) for info in backend.live_locks_raw(limit, offset)]
+    return found, backend.count_live_locks()
+
+
+def _holder(using: str, backend: RedisBackend, info: LockInfoDebug) -> Holder:
+    return Holder(_dated(using, info, _now_ms(backend)), info.lock_id)
 
 
 def _now_ms(backend: RedisBackend) -> int:
@@ -169,7 +218,24 @@ def _now_ms(backend: RedisBackend) -> int:
     return server_time_ms(backend)
 
 
-def _dated(using: str, info: LockInfo, now_ms: int) -> LiveLock:
+def _dated(using: str, info: LockInfoDebug, now_ms: int) -> LiveLock:
     return LiveLock(
-        using, info, max(0, now_ms - info.acquired_at_ms), max(0, info.expires_at_ms - now_ms)
+        using,
+        LockInfo(
+            info.key_hash,
+            info.lock_id_hash,
+            info.expires_at_ms,
+            info.acquired_at_ms,
+            info.fence,
+            info.holder,
+        ),
+        max(0, now_ms - info.acquired_at_ms),
+        max(0, info.expires_at_ms - now_ms),
+        info.key if configuration().of(using).show_keys else None,
+        tuple(hash(info.key) for hash in _former(using)),
     )
+
+
+def _former(using: str) -> tuple[Callable[[str], str], ...]:
+    secrets = configuration().of(using).former_hash_secrets
+    return tuple(partial(keyed_hash, secret) for secret in secrets)

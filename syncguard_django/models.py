@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django.db import models
+from django.utils.translation import gettext_lazy
 
 from syncguard import FENCE_MAX
 
@@ -38,12 +39,19 @@ class Lock(models.Model):
     if TYPE_CHECKING:
         held_ms: int
         remaining_ms: int
+        raw_key: str | None
+        preserved_filters: str
 
     class Meta:
         managed = False
         base_manager_name = "objects"
+        verbose_name = gettext_lazy("lock")
+        verbose_name_plural = gettext_lazy("locks")
         default_permissions = ("view",)
-        permissions = (("release_lock", "Can force-release lock"),)
+        permissions = (
+            ("release_lock", "Can force-release lock"),
+            ("view_lock_key", "Can view the raw keys of locks"),
+        )
 
     def __str__(self) -> str:
         return f"{self.key_hash} (fence {self.fence})"

@@ -32,6 +32,30 @@ def table(locks: Sequence[LiveLock], *, with_alias: bool) -> list[str]:
     return _aligned(lines)
 
 
+def both_hashes(hashes: Sequence[tuple[str, str]], specified: str) -> list[str]:
+    """The hash of a key as each alias shows it, and as clients in other languages show it."""
+    if len({shown for _, shown in hashes}) == 1:
+        facts = [("key hash", hashes[0][1])]
+    else:
+        facts = [(f"key hash, {printable(using)}", shown) for using, shown in hashes]
+    return _aligned([*facts, ("specification's hash", specified)])
+
+
+def facts(lock: LiveLock) -> list[str]:
+    """One lock, a line for each fact."""
+    return _aligned(
+        [
+            ("key hash", lock.info.key_hash),
+            ("alias", printable(lock.using)),
+            ("holder", printable(lock.info.holder or "-")),
+            ("fence", lock.short_fence),
+            ("held for", for_people(lock.held_ms)),
+            ("expires in", for_people(lock.remaining_ms)),
+            ("lock-id hash", lock.info.lock_id_hash),
+        ]
+    )
+
+
 def lock_as_json(lock: LiveLock) -> dict[str, object]:
     """A lock with the specification's names; all times in milliseconds."""
     info = lock.info

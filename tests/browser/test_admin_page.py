@@ -8,8 +8,8 @@ import time
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
+from testsite.hashes import shown_hash
 
-from syncguard import hash_key
 from syncguard_django import locks
 
 By = pytest.importorskip(
@@ -93,7 +93,7 @@ def held(site):  # noqa: ARG001 - an empty Redis
 def test_live_locks_are_listed(page):
     locks["reports"].acquire("daily", ttl_ms=60_000)
     page.open()
-    assert page.rows == [hash_key("daily"), hash_key(KEY)]
+    assert page.rows == [shown_hash("daily"), shown_hash(KEY)]
     assert page.all(".field-using") == ["reports", "default"]
     assert page.all(".field-holder_label") == ["-", "ward-3"]
 
@@ -128,7 +128,7 @@ def test_a_lock_that_expires_while_it_is_shown_says_so(page):
 def test_the_list_refreshes_itself(page):
     assert page.text(".syncguard-empty") == "No locks are held right now."
     with locks["default"].acquire("later", ttl_ms=60_000):
-        page.wait_for(lambda: page.rows == [hash_key("later")])
+        page.wait_for(lambda: page.rows == [shown_hash("later")])
         status = page.find("#syncguard-status")
         assert status.get_attribute("aria-live") == "polite"
         assert status.get_attribute("textContent") == "1 live lock"
@@ -143,7 +143,7 @@ def test_the_refresh_can_be_paused_and_resumed(page):
     time.sleep(6)  # longer than a refresh takes to come round: nothing may happen
     assert page.rows == []
     page.click("#syncguard-pause")
-    page.wait_for(lambda: page.rows == [hash_key("later")])
+    page.wait_for(lambda: page.rows == [shown_hash("later")])
 
 
 def test_a_pause_survives_turning_the_page(page):
@@ -159,7 +159,7 @@ def test_a_raw_key_is_found_and_enters_no_address(page):
     page.type("#syncguard-find-key", KEY)
     page.click(".syncguard-find button")
     page.wait_for(lambda: "q=" in page.driver.current_url)
-    assert page.rows == [hash_key(KEY)]
+    assert page.rows == [shown_hash(KEY)]
     assert "is held" in page.text(".messagelist")
     assert "Eve" not in page.driver.current_url
     assert "Eve" not in page.driver.page_source
@@ -170,7 +170,7 @@ def test_a_lock_is_released_through_the_confirmation(page, held):
     page.click(".syncguard-release")
     page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
     facts = page.text(".syncguard-facts")
-    assert hash_key(KEY) in facts
+    assert shown_hash(KEY) in facts
     assert held.fence in facts
     page.click("input[type=submit][value^=Yes]")
     page.wait_for(lambda: page.all(".messagelist"))
@@ -249,7 +249,7 @@ def test_neither_the_log_nor_the_pages_hold_a_secret(page, held, access_log):
     sources.append(page.driver.page_source)
     log = "\n".join(access_log)
     assert '"POST /admin/syncguard_django/lock/find/ HTTP/1.1" 302' in log
-    assert f"q={hash_key(KEY)}" in log
+    assert f"q={shown_hash(KEY)}" in log
     for secret in (KEY, "Eve", held.lock_id, PASSWORD):
         assert secret not in log
         assert not [source for source in sources if secret in source]

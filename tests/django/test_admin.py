@@ -12,8 +12,9 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from testsite.hashes import shown_hash
 
-from syncguard import LockError, hash_key
+from syncguard import LockError
 from syncguard.redis import RedisBackend
 from syncguard_django import locks
 
@@ -58,7 +59,7 @@ def page(client, **parameters):
 def rows(client, **parameters):
     """The key hashes that the list shows, in order."""
     html = page(client, **parameters)
-    return re.findall(r'field-key"><code[^>]*>(\w+)<', html)
+    return re.findall(r'<code class="syncguard-hash"[^>]*>(\w+)<', html)
 
 
 def post(client, url, **data):
@@ -98,9 +99,7 @@ def test_it_is_called_locks_and_has_its_own_section(viewer):
 def test_a_live_lock_is_shown_sanitized(backend, viewer):
     with backend.acquire("invoice:42", ttl_ms=65_000, holder="worker-7") as held:
         html = page(viewer)
-    assert hash_key("invoice:42") in html
-    assert hash_key(held.lock_id) in html
-    assert held.fence in html
+    assert shown_hash("invoice:42") in html
     assert "worker-7" in html
     assert re.search(r'data-syncguard-remaining-ms="6[45]\d{3}">1 min [45] s<', html)
     assert re.search(r'data-syncguard-held-ms="\d+">', html)
@@ -149,7 +148,7 @@ def test_a_dead_redis_does_not_hide_the_locks_of_another(settings, syncguard_red
     }
     locks["live"].acquire("a", ttl_ms=60_000)
     assert "Redis does not answer" in page(viewer)
-    assert rows(viewer) == [hash_key("a")]
+    assert rows(viewer) == [shown_hash("a")]
 
 
 def test_a_wrong_setting_is_a_page_that_says_so(settings, viewer):
@@ -160,17 +159,17 @@ def test_a_wrong_setting_is_a_page_that_says_so(settings, viewer):
 def test_the_soonest_to_expire_comes_first(backend, viewer):
     for seconds in (30, 10, 20):
         backend.acquire(f"{seconds}", ttl_ms=seconds * 1000)
-    assert rows(viewer) == [hash_key("10"), hash_key("20"), hash_key("30")]
+    assert rows(viewer) == [shown_hash("10"), shown_hash("20"), shown_hash("30")]
 
 
 @pytest.mark.parametrize(
     ("column", "ascending"),
     [
-        (0, sorted(["a", "b", "c"], key=hash_key)),
-        (2, ["b", "c", "a"]),
-        (3, ["c", "a", "b"]),
-        (4, ["b", "a", "c"]),
-        (5, ["a", "c", "b"]),
+        (0, sorted(["a", "b", "c"], key=shown_hash)),
+        (1, ["b", "c", "a"]),
+        (2, ["a", "c", "b"]),
+        (3, ["b", "a", "c"]),
+        (4, ["c", "a", "b"]),
     ],
 )
 def test_every_column_sorts_both_ways(backend, viewer, column, ascending):
@@ -184,7 +183,7 @@ def test_every_column_sorts_both_ways(backend, viewer, column, ascending):
             backend.acquire(key, ttl_ms=1_000).release()
         backend.acquire(key, ttl_ms=ttl_ms, holder=holder)
         time.sleep(0.002)
-    hashes = list(map(hash_key, ascending))
+    hashes = list(map(shown_hash, ascending))
     assert rows(viewer, o=str(column)) == hashes
     assert rows(viewer, o=f"-{column}") == hashes[::-1]
 
@@ -192,10 +191,10 @@ def test_every_column_sorts_both_ways(backend, viewer, column, ascending):
 def test_a_search_finds_the_beginning_of_a_hash_or_a_holder(backend, viewer):
     one = backend.acquire("one", ttl_ms=60_000, holder="Worker-A")
     backend.acquire("two", ttl_ms=60_000, holder="worker-b")
-    assert rows(viewer, q=hash_key("one")[:8]) == [hash_key("one")]
-    assert rows(viewer, q=hash_key("one").upper()) == [hash_key("one")]
-    assert rows(viewer, q=hash_key(one.lock_id)[:8]) == [hash_key("one")]
-    assert rows(viewer, q="worker-a") == [hash_key("one")]
+    assert rows(viewer, q=shown_hash("one")[:8]) == [shown_hash("one")]
+    assert rows(viewer, q=shown_hash("one").upper()) == [shown_hash("one")]
+    assert rows(viewer, q=shown_hash(one.lock_id)[:8]) == [shown_hash("one")]
+    assert rows(viewer, q="worker-a") == [shown_hash("one")]
     assert len(rows(viewer, q="worker")) == 2
 
 
@@ -203,17 +202,17 @@ def test_a_search_finds_the_beginning_of_a_hash_or_a_holder(backend, viewer):
 def test_the_locks_of_every_alias_are_shown_and_can_be_filtered(viewer):
     locks["one"].acquire("a", ttl_ms=60_000)
     locks["two"].acquire("b", ttl_ms=50_000)
-    assert rows(viewer) == [hash_key("b"), hash_key("a")]
-    assert rows(viewer, using="one") == [hash_key("a")]
-    assert rows(viewer, using="one", q=hash_key("b")) == []
+    assert rows(viewer) == [shown_hash("b"), shown_hash("a")]
+    assert rows(viewer, using="one") == [shown_hash("a")]
+    assert rows(viewer, using="one", q=shown_hash("b")) == []
     assert 'href="?using=two"' in page(viewer)
 
 
 def test_one_alias_needs_no_filter(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     assert "changelist-filter" not in page(viewer)
-    assert rows(viewer, using="default") == [hash_key("a")]
-    assert rows(viewer, using="nope") == [hash_key("a")]
+    assert rows(viewer, using="default") == [shown_hash("a")]
+    assert rows(viewer, using="nope") == [shown_hash("a")]
 
 
 @pytest.mark.usefixtures("two_aliases")
@@ -221,7 +220,7 @@ def test_pages_of_several_aliases_are_merged(viewer):
     for number in range(130):
         using = "one" if number % 2 else "two"
         locks[using].acquire(f"k{number}", ttl_ms=60_000 + number * 100)
-    wanted = [hash_key(f"k{number}") for number in range(130)]
+    wanted = [shown_hash(f"k{number}") for number in range(130)]
     assert rows(viewer) == wanted[:100]
     assert rows(viewer, p=2) == wanted[100:]
 
@@ -229,8 +228,8 @@ def test_pages_of_several_aliases_are_merged(viewer):
 def test_a_page_that_vanished_is_the_last_one(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     for parameter in ("7", "-1", "x"):
-        assert rows(viewer, p=parameter) == [hash_key("a")]
-    assert rows(viewer, p=7, q=hash_key("a")) == [hash_key("a")]
+        assert rows(viewer, p=parameter) == [shown_hash("a")]
+    assert rows(viewer, p=7, q=shown_hash("a")) == [shown_hash("a")]
 
 
 def test_the_list_asks_no_database_for_locks(backend, viewer):
@@ -267,7 +266,7 @@ def test_the_page_is_cheap_with_10000_locks(many_locks, viewer, parameters, comm
 @pytest.mark.usefixtures("many_locks")
 def test_10000_locks_are_100_a_page(viewer):
     assert len(rows(viewer)) == 100
-    assert rows(viewer, p=100)[-1] == hash_key("invoice:9999")
+    assert rows(viewer, p=100)[-1] == shown_hash("invoice:9999")
     assert len(rows(viewer, q="w-77")) == 100
     assert "10000 total" in page(viewer, q="w-77")
 
@@ -319,9 +318,13 @@ def test_releasing_needs_seeing(backend):
     assert "SyncGuard" not in client.get("/admin/").content.decode()
 
 
-def test_the_permissions_are_view_and_release():
+def test_the_permissions_are_view_release_and_view_key():
     codenames = Permission.objects.filter(content_type__app_label="syncguard_django")
-    assert set(codenames.values_list("codename", flat=True)) == {"view_lock", "release_lock"}
+    assert set(codenames.values_list("codename", flat=True)) == {
+        "view_lock",
+        "release_lock",
+        "view_lock_key",
+    }
 
 
 @pytest.mark.usefixtures("backend")
@@ -338,11 +341,11 @@ def test_a_raw_key_is_found_without_entering_an_address(backend, viewer):
     backend.acquire("invoice:43", ttl_ms=60_000)
     response = post(viewer, FIND, key="invoice:42", using="default")
     assert response.status_code == 302
-    assert response["Location"] == f"{LIST}?using=default&q={hash_key('invoice:42')}"
+    assert response["Location"] == f"{LIST}?using=default&q={shown_hash('invoice:42')}"
     html = unescape(viewer.get(response["Location"]).content.decode())
-    assert hash_key("invoice:42") in html
-    assert hash_key("invoice:43") not in html
-    assert "held: fence 000000000000001, holder me" in html
+    assert shown_hash("invoice:42") in html
+    assert shown_hash("invoice:43") not in html
+    assert "held: fence 1, holder me" in html
     assert "invoice:42" not in html
 
 
@@ -350,7 +353,7 @@ def test_a_raw_key_is_found_without_entering_an_address(backend, viewer):
 def test_a_key_that_nobody_holds_is_said_with_its_hash(viewer):
     response = post(viewer, FIND, key="invoice:42", using="default")
     text = said(viewer, response)
-    assert text == f"Nobody holds the lock of that key. Its hash is {hash_key('invoice:42')}."
+    assert text == f"Nobody holds the lock of that key. Its hash is {shown_hash('invoice:42')}."
 
 
 def test_a_lock_of_another_language_is_found_by_its_key(backend, viewer, syncguard_redis):
@@ -359,11 +362,11 @@ def test_a_lock_of_another_language_is_found_by_its_key(backend, viewer, syncgua
         for name in client.keys("*live*"):
             client.delete(name)
     response = post(viewer, FIND, key="invoice:42", using="default")
-    assert "held: fence 000000000000001, holder not named" in said(viewer, response)
+    assert "held: fence 1, holder not named" in said(viewer, response)
 
 
 @pytest.mark.usefixtures("backend")
-@pytest.mark.parametrize("data", [{"using": "default"}, {"key": "a"}, {"key": "a", "using": "x"}])
+@pytest.mark.parametrize("data", [{"using": "default"}, {}, {"key": "a", "using": "x"}])
 def test_an_incomplete_question_is_said_so(viewer, data):
     assert said(viewer, post(viewer, FIND, **data)) == "Choose an alias and type a key."
 
@@ -412,15 +415,16 @@ def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, rel
     response = post(releaser, RELEASE, **holder_of(info))
     assert not backend.is_locked("invoice:42")
     text = said(releaser, response)
-    assert text == f"Released the lock {info.key_hash} (fence {info.fence})."
+    assert text == f"Released the lock {info.key_hash} (fence 1)."
     entry = LogEntry.objects.get()
     assert entry.user.username == "ann"
-    assert entry.object_repr == f"{info.key_hash} (fence {info.fence})"
+    assert entry.object_repr == f"Released: {info.key_hash} (fence 1)"
     assert entry.change_message == (
-        f"Force-released: fence {info.fence}, lock-id hash {info.lock_id_hash}, alias default."
+        f"Force-released: fence 1, lock-id hash {info.lock_id_hash}, alias default."
     )
     assert entry.get_admin_url() is None
-    assert releaser.get("/admin/").status_code == 200  # its "recent actions" show the entry
+    recent = releaser.get("/admin/").content.decode().partition("Recent actions")[2]
+    assert f"Released: {info.key_hash} (fence 1)" in recent
 
 
 def test_a_lock_that_no_search_would_reach_can_be_released(backend, releaser, monkeypatch):
@@ -453,21 +457,23 @@ def test_a_holder_that_left_meanwhile_needs_no_confirmation(backend, releaser):
     assert said(releaser, response).startswith("Nothing was released")
 
 
-def test_a_holder_that_leaves_in_the_last_moment_is_not_written_down(
+def test_a_holder_that_leaves_in_the_last_moment_is_written_down_as_gone(
     backend, releaser, monkeypatch
 ):
     held = backend.acquire("invoice:42", ttl_ms=60_000)
     seen = backend.lookup(key="invoice:42")
-    original = RedisBackend.force_release
+    original = RedisBackend.release
 
-    def leave_first(self, *args, **kwargs):
-        held.release()
-        return original(self, *args, **kwargs)
+    def leave_first(self, lock_id):
+        original(self, held.lock_id)
+        return original(self, lock_id)
 
-    monkeypatch.setattr(RedisBackend, "force_release", leave_first)
+    monkeypatch.setattr(RedisBackend, "release", leave_first)
     text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Nothing was released")
-    assert not LogEntry.objects.exists()
+    entry = LogEntry.objects.get()
+    assert entry.object_repr.startswith("Not released, it was free: ")
+    assert entry.change_message.startswith("Tried to force-release; the holder had gone: fence 1,")
 
 
 def test_a_release_whose_outcome_is_unknown_is_written_down(backend, releaser, monkeypatch):
@@ -477,7 +483,7 @@ def test_a_release_whose_outcome_is_unknown_is_written_down(backend, releaser, m
     def time_out(*_args, **_kwargs):
         raise LockError("NetworkTimeout")
 
-    monkeypatch.setattr(RedisBackend, "force_release", time_out)
+    monkeypatch.setattr(RedisBackend, "release", time_out)
     text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Alias default: NetworkTimeout")
     assert "Tried to force-release (NetworkTimeout)" in LogEntry.objects.get().change_message

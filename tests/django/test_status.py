@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
+from testsite.hashes import shown_hash
 
-from syncguard import format_fence, hash_key
+from syncguard import format_fence
 from syncguard.testing import RedisServer
 from syncguard_django import locks
 from syncguard_django.durations import for_people
@@ -68,10 +69,10 @@ def test_live_locks_are_an_aligned_table(backend):
         "LOCK-ID HASH",
     ]
     first, second = (re.split(r"\s{2,}", line) for line in lines[1:])
-    assert first[:3] == [hash_key("invoice:42"), "worker-7", format_fence(1)]
+    assert first[:3] == [shown_hash("invoice:42"), "worker-7", format_fence(1)]
     assert first[3] == "under 1 s ago"
     assert first[4] in ("1 min 4 s", "1 min 5 s")
-    assert first[5] == hash_key(one.lock_id)
+    assert first[5] == shown_hash(one.lock_id)
     assert second[1] == "-"
     assert second[4] in ("1 d 0 h", "1 d 1 h")
     starts = [[match.start() for match in re.finditer(r"(?<=\s\s)\S", line)] for line in lines]
@@ -84,7 +85,7 @@ def test_more_locks_than_the_limit_are_counted(backend):
     lines = run("--limit", "2").out.splitlines()
     assert len(lines) == 4
     assert lines[-1] == "2 of 5 live locks, soonest to expire first."
-    assert lines[1].startswith(hash_key("invoice:0"))
+    assert lines[1].startswith(shown_hash("invoice:0"))
 
 
 @pytest.mark.usefixtures("two_aliases")
@@ -111,8 +112,8 @@ def test_json_has_the_names_of_the_specification_and_milliseconds(backend):
     assert 50_000 < row["expiresInMs"] <= 60_000
     assert {name: row[name] for name in ("alias", "keyHash", "lockIdHash", "holder", "fence")} == {
         "alias": "default",
-        "keyHash": hash_key("invoice:42"),
-        "lockIdHash": hash_key(held.lock_id),
+        "keyHash": shown_hash("invoice:42"),
+        "lockIdHash": shown_hash(held.lock_id),
         "holder": "me",
         "fence": format_fence(1),
     }
@@ -123,15 +124,15 @@ def test_ndjson_is_one_object_a_line(backend):
     backend.acquire("a", ttl_ms=60_000)
     backend.acquire("b", ttl_ms=60_000)
     lines = run("--format", "ndjson").out.splitlines()
-    assert {json.loads(line)["keyHash"] for line in lines} == {hash_key("a"), hash_key("b")}
+    assert {json.loads(line)["keyHash"] for line in lines} == {shown_hash("a"), shown_hash("b")}
 
 
 def test_a_key_is_looked_up_raw_and_shown_sanitized(backend):
     with backend.acquire("invoice:42", ttl_ms=60_000):
         backend.acquire("invoice:43", ttl_ms=60_000)
         found = run("--key", "invoice:42").out
-    assert hash_key("invoice:42") in found
-    assert hash_key("invoice:43") not in found
+    assert shown_hash("invoice:42") in found
+    assert shown_hash("invoice:43") not in found
     assert "invoice" not in found
     assert run("--key", "invoice:42").out == "Not locked.\n"
     assert run_json("--key", "invoice:42") == []
@@ -140,7 +141,7 @@ def test_a_key_is_looked_up_raw_and_shown_sanitized(backend):
 def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
     held = backend.acquire("invoice:42", ttl_ms=60_000)
     found = run("--lock-id", held.lock_id).out
-    assert hash_key(held.lock_id) in found
+    assert shown_hash(held.lock_id) in found
     assert held.lock_id not in found
 
 
@@ -235,7 +236,7 @@ def test_the_locks_of_a_live_redis_are_shown_beside_a_dead_one(settings, syncgua
     }
     locks["live"].acquire("a", ttl_ms=60_000)
     result = run()
-    assert hash_key("a") in result.out
+    assert shown_hash("a") in result.out
     assert result.err.startswith("dead: ServiceUnavailable: ")
     assert result.code == 2
 
@@ -320,7 +321,7 @@ def test_in_a_pipe_there_are_no_colours(backend, syncguard_redis):
     process = program(syncguard_redis.url, stdout=subprocess.PIPE, text=True)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert hash_key("a") in out
+    assert shown_hash("a") in out
     assert "\x1b" not in out
 
 

@@ -7,14 +7,17 @@ import asyncio
 import pytest
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
 from redis.sentinel import Sentinel
 
 from syncguard import LockError
-from syncguard.redis import AsyncRedisBackend, RedisBackend, inspect_server
+from syncguard.redis import AsyncRedisBackend, RedisBackend, impatient_options, inspect_server
 from syncguard.redis.connections import place_of
 from syncguard.testing import RedisServer
 
 DEAD = "redis://zoe:hunter2@127.0.0.1:1/3"
+ONE_TRY = impatient_options()
 
 
 @pytest.mark.parametrize(
@@ -52,7 +55,7 @@ OPERATIONS = {
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_an_error_names_the_server_and_no_credential(operation):
-    with RedisBackend.from_url(DEAD) as backend, pytest.raises(LockError) as raised:
+    with RedisBackend.from_url(DEAD, **ONE_TRY) as backend, pytest.raises(LockError) as raised:
         operation(backend)
     text = str(raised.value)
     assert text.startswith("Redis at 127.0.0.1:1, database 3, cannot be reached")
@@ -62,7 +65,7 @@ def test_an_error_names_the_server_and_no_credential(operation):
 
 def test_asyncio_an_error_names_the_server_and_no_credential():
     async def fail():
-        async with AsyncRedisBackend.from_url(DEAD) as backend:
+        async with AsyncRedisBackend.from_url(DEAD, retry=AsyncRetry(NoBackoff(), 0)) as backend:
             await backend.acquire("k")
 
     with pytest.raises(LockError, match=r"^Redis at 127\.0\.0\.1:1, database 3, ") as raised:
@@ -73,7 +76,7 @@ def test_asyncio_an_error_names_the_server_and_no_credential():
 def test_a_refused_password_is_not_in_the_error_that_names_the_server():
     with RedisServer(password="right") as server:
         url = server.url.replace("right", "hunter2")
-        with RedisBackend.from_url(url) as backend, pytest.raises(LockError) as raised:
+        with RedisBackend.from_url(url, **ONE_TRY) as backend, pytest.raises(LockError) as raised:
             backend.acquire("k")
     assert raised.value.code == "AuthFailed"
     assert str(raised.value).startswith("Redis at 127.0.0.1:")
@@ -81,6 +84,6 @@ def test_a_refused_password_is_not_in_the_error_that_names_the_server():
 
 
 def test_a_heartbeat_that_cannot_connect_names_the_server():
-    with RedisBackend.from_url(DEAD) as backend, pytest.raises(LockError) as raised:
+    with RedisBackend.from_url(DEAD, **ONE_TRY) as backend, pytest.raises(LockError) as raised:
         backend.open_extend_channel(1_000)
     assert str(raised.value).startswith("Redis at 127.0.0.1:1, database 3, ")

@@ -1,7 +1,7 @@
 """``manage.py syncguard_status``: the live locks, and the health of the Redis that holds them.
 
 Asks ``inspection``, prints what ``rendering`` made of the answer, and ends with 0, with 1 for
-findings, or with 2 for a Redis that did not answer.
+findings or for a lock that is free, or with 2 for a Redis that did not answer.
 """
 
 from __future__ import annotations
@@ -10,39 +10,27 @@ import os
 import sys
 import time
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.core.management.color import no_style
 
+from syncguard import hash_key
 from syncguard_django import inspection, rendering
-from syncguard_django.aliases import locks
-from syncguard_django.checks import TAG
-from syncguard_django.inspection import Failure, Health, LiveLock
-
-HEALTHY: Final = 0
-FINDINGS: Final = 1
-UNREACHABLE: Final = 2
+from syncguard_django.inspection import Failure, Health, Holder, LiveLock
+from syncguard_django.management.questions import NO, NO_ANSWER, YES, Question, aliases
 
 _HOME: Final = "\x1b[H"
 _ERASE_BELOW: Final = "\x1b[J"
 _ERASE_LINE: Final = "\x1b[K"
 
 
-class Command(BaseCommand):
-    help = "Shows the live locks, sanitized, or checks the Redis behind them."
-    requires_system_checks = (TAG,)
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parse = parser.parse_args
-        # One lock id in 64 begins with a dash, and a key may: not to be taken for options.
-        parser.parse_args = lambda args=None, namespace=None: parse(  # type: ignore[assignment, method-assign]
-            None if args is None else _values_joined(args), namespace
-        )
-        return parser
+class Command(Question):
+    help = (
+        "Shows the live locks, sanitized, or checks the Redis behind them. With --key or --lock-id,"
+        " the exit code is 0 if it is locked, 1 if it is free, and 2 if that cannot be told."
+    )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
@@ -67,11 +55,9 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         if not self.stdout.isatty():
             self.style = no_style()
-        self._aliases = _aliases(options["using"])
+        self._aliases = aliases(options["using"])
         self._options = options
-        show = self._show_check if options["check"] else self._show_locks
-        if options["count"]:
-            show = self._show_counts
+        show = self._chosen()
         try:
             code = self._watch(show, options["watch"]) if options["watch"] else self._once(show)
         except BrokenPipeError:  # "| head" has read enough
@@ -79,6 +65,14 @@ class Command(BaseCommand):
             return
         if code:
             sys.exit(code)
+
+    def _chosen(self) -> Callable[[], tuple[list[str], list[Failure], int]]:
+        if self._options["check"]:
+            return self._show_check
+        if self._options["count"]:
+            return self._show_counts
+        looks_up = self._options["key"] is not None or self._options["lock_id"] is not None
+        return self._show_lookup if looks_up else self._show_locks
 
     # -- once, or again and again -------------------------------------------------------------
 
@@ -88,7 +82,7 @@ class Command(BaseCommand):
             self.stdout.write("\n".join(lines))
         for failure in failures:
             self.stderr.write(str(failure))
-        return UNREACHABLE if failures else code
+        return NO_ANSWER if failures else code
 
     def _watch(
         self, show: Callable[[], tuple[list[str], list[Failure], int]], seconds: float
@@ -99,7 +93,7 @@ class Command(BaseCommand):
                 self._draw([*lines, *(self.style.ERROR(str(failure)) for failure in failures)])
                 time.sleep(seconds)
         except KeyboardInterrupt:
-            return HEALTHY
+            return YES
 
     def _draw(self, lines: Sequence[str]) -> None:
         if self.stdout.isatty():
@@ -112,18 +106,47 @@ class Command(BaseCommand):
     # -- what to show: lines for stdout, failures for stderr, the exit code -------------------
 
     def _show_locks(self) -> tuple[list[str], list[Failure], int]:
-        found, total, failures = self._found()
+        listing = inspection.page(self._aliases, self._options["limit"])
+        found, total, failures = listing.locks, listing.total, list(listing.failures)
         if self._options["format"] != "table":
-            return [self._json(map(rendering.lock_as_json, found))], failures, HEALTHY
-        lines: list[str] = []
-        if found:
-            lines = rendering.table(found, with_alias=len(self._aliases) > 1)
-            lines[0] = self.style.MIGRATE_HEADING(lines[0])
-        elif len(failures) < len(self._aliases):
-            lines = ["Not locked." if self._looks_up else "No live locks."]
+            return [self._json(map(rendering.lock_as_json, found))], failures, YES
+        lines = self._table(found)
+        if not found and len(failures) < len(self._aliases):
+            lines = ["No live locks."]
         if total > len(found) and found:
             lines.append(f"{len(found):,} of {total:,} live locks, soonest to expire first.")
-        return lines, failures, HEALTHY
+        return lines, failures, YES
+
+    def _show_lookup(self) -> tuple[list[str], list[Failure], int]:
+        key, lock_id = self._options["key"], self._options["lock_id"]
+        answers = [
+            inspection.attempt(using, partial(inspection.lookup, using, key=key, lock_id=lock_id))
+            for using in self._aliases
+        ]
+        failures = [answer for answer in answers if isinstance(answer, Failure)]
+        found = [answer.lock for answer in answers if isinstance(answer, Holder)]
+        code = YES if found else NO
+        if self._options["format"] != "table":
+            more = {} if key is None else {"specKeyHash": hash_key(key)}
+            return [self._json(rendering.lock_as_json(k) | more for k in found)], failures, code
+        lines = self._table(found)
+        if not found and len(failures) < len(self._aliases):
+            lines = ["Not locked."]
+        if lines and key is not None:
+            lines += ["", *rendering.both_hashes(list(self._hashes(key)), hash_key(key))]
+        return lines, failures, code
+
+    def _table(self, found: Sequence[LiveLock]) -> list[str]:
+        if not found:
+            return []
+        lines = rendering.table(found, with_alias=len(self._aliases) > 1)
+        return [self.style.MIGRATE_HEADING(lines[0]), *lines[1:]]
+
+    def _hashes(self, key: str) -> Iterator[tuple[str, str]]:
+        for using in self._aliases:
+            answer = inspection.attempt(using, partial(inspection.hash_of, using, key))
+            if not isinstance(answer, Failure):
+                yield using, answer
 
     def _show_counts(self) -> tuple[list[str], list[Failure], int]:
         answers = [
@@ -134,10 +157,10 @@ class Command(BaseCommand):
         failures = [found for _, found in answers if isinstance(found, Failure)]
         if self._options["format"] != "table":
             items = [{"alias": using, "liveLocks": count} for using, count in counts]
-            return [self._json(items)], failures, HEALTHY
+            return [self._json(items)], failures, YES
         if len(self._aliases) == 1:
-            return [str(count) for _, count in counts], failures, HEALTHY
-        return [f"{using}: {count}" for using, count in counts], failures, HEALTHY
+            return [str(count) for _, count in counts], failures, YES
+        return [f"{using}: {count}" for using, count in counts], failures, YES
 
     def _show_check(self) -> tuple[list[str], list[Failure], int]:
         answers = [
@@ -145,7 +168,7 @@ class Command(BaseCommand):
         ]
         reports = [answer for answer in answers if isinstance(answer, Health)]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
-        code = FINDINGS if any(report.server.findings for report in reports) else HEALTHY
+        code = NO if any(report.server.findings for report in reports) else YES
         if self._options["format"] != "table":
             items = [
                 *map(rendering.health_as_json, reports),
@@ -163,35 +186,8 @@ class Command(BaseCommand):
             *(self.style.WARNING(f"  warning: {finding}") for finding in findings),
         ]
 
-    # -- questions ----------------------------------------------------------------------------
-
-    @property
-    def _looks_up(self) -> bool:
-        return self._options["key"] is not None or self._options["lock_id"] is not None
-
-    def _found(self) -> tuple[list[LiveLock], int, list[Failure]]:
-        if not self._looks_up:
-            listing = inspection.page(self._aliases, self._options["limit"])
-            return listing.locks, listing.total, list(listing.failures)
-        key, lock_id = self._options["key"], self._options["lock_id"]
-        answers = [
-            inspection.attempt(using, partial(inspection.lookup, using, key=key, lock_id=lock_id))
-            for using in self._aliases
-        ]
-        found = [answer for answer in answers if isinstance(answer, LiveLock)]
-        return found, len(found), [answer for answer in answers if isinstance(answer, Failure)]
-
     def _json(self, items: Any) -> str:
         return rendering.as_json(items, lines=self._options["format"] == "ndjson")
-
-
-def _aliases(using: str | None) -> tuple[str, ...]:
-    known = tuple(locks)
-    if using is None:
-        return known
-    if using not in known:
-        raise CommandError(f"SYNCGUARD has no such alias; it has {', '.join(known)}")
-    return (using,)
 
 
 def _positive(text: str) -> int:
@@ -208,14 +204,3 @@ def _seconds(text: str) -> float:
     if not 0.1 <= value <= 86_400:
         raise ArgumentTypeError("must be a number of seconds, at least 0.1")
     return value
-
-
-def _values_joined(arguments: Sequence[str]) -> list[str]:
-    """``--lock-id -x`` as ``--lock-id=-x``, which argparse reads as it was meant."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined and joined[-1] in ("--lock-id", "--key"):
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
-    return joined

@@ -10,15 +10,18 @@
   const SOON_MS = 5000;
   const PAUSED = "syncguard-paused";
 
+  // In the language of the page, once it is there.
+  let words = { under: "under 1 s", days: "d", expired: "expired" };
+
   // Says what durations.py says.
   const forPeople = (ms) => {
     const seconds = Math.floor(Math.max(0, ms) / 1000);
     const [minutes, hours, days] = [60, 3600, 86400].map((unit) => Math.floor(seconds / unit));
-    if (seconds < 1) return "under 1 s";
+    if (seconds < 1) return words.under;
     if (!minutes) return `${seconds} s`;
     if (!hours) return `${minutes} min ${seconds % 60} s`;
     if (!days) return `${hours} h ${minutes % 60} min`;
-    return `${days} d ${hours % 24} h`;
+    return `${days} ${words.days} ${hours % 24} h`;
   };
 
   let clocks = [];
@@ -41,7 +44,7 @@
         continue;
       }
       const left = until - now;
-      element.textContent = left > 0 ? forPeople(left) : "expired";
+      element.textContent = left > 0 ? forPeople(left) : words.expired;
       element.classList.toggle("soon", left <= SOON_MS);
       row?.classList.toggle("expired", left <= 0);
     }
@@ -51,7 +54,7 @@
     const status = document.getElementById("syncguard-status");
     const updated = tools.querySelector(".syncguard-updated");
     const button = document.getElementById("syncguard-pause");
-    const words = status.dataset;
+    const phrases = status.dataset;
     let paused = sessionStorage.getItem(PAUSED) === "yes";
     let signedOut = false;
 
@@ -67,8 +70,10 @@
 
     const showUpdated = () => {
       const total = document.getElementById("syncguard-live").dataset.total;
-      const spoken = total === "1" ? words.one : words.many.replace("{n}", total);
-      show(words.updated.replace("{time}", new Date().toLocaleTimeString()), spoken);
+      const counted = total === "1" ? phrases.one : phrases.many.replace("{n}", total);
+      const spoken = total === "unknown" ? phrases.unknown : counted;
+      const time = new Date().toLocaleTimeString(document.documentElement.lang || undefined);
+      show(phrases.updated.replace("{time}", time), spoken);
     };
 
     // Whoever is in the middle of the list, with the keyboard or a selection, is left in peace.
@@ -84,7 +89,7 @@
       const response = await fetch(location.href, { credentials: "same-origin" });
       if (response.redirected || response.status === 403) {
         signedOut = true;
-        show(words.signedOut);
+        show(phrases.signedOut);
         return;
       }
       if (!response.ok) throw new Error(String(response.status));
@@ -103,14 +108,14 @@
       try {
         await refresh();
       } catch {
-        show(words.failed);
+        show(phrases.failed);
       }
       setTimeout(refreshForEver, REFRESH_MS);
     };
 
     const showPaused = () => {
       button.textContent = paused ? button.dataset.resume : button.dataset.pause;
-      if (paused) show(words.paused);
+      if (paused) show(phrases.paused);
       else showUpdated();
     };
 
@@ -125,6 +130,7 @@
   };
 
   document.addEventListener("DOMContentLoaded", () => {
+    words = document.getElementById("syncguard-words")?.dataset ?? words;
     readClocks();
     tick();
     setInterval(tick, TICK_MS);

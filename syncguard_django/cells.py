@@ -1,0 +1,50 @@
+"""The cells of the admin page: one value each, as HTML.
+
+Each begins with its label, which only a narrow screen shows: there a lock is a card, without the
+headings of the columns.
+"""
+
+from __future__ import annotations
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import pgettext
+
+from syncguard_django.durations import Words, for_people
+
+
+def cell(label: object, content: object) -> SafeString:
+    return format_html(
+        '<span class="syncguard-label" aria-hidden="true">{}</span>'
+        '<span class="syncguard-value">{}</span>',
+        label,
+        content,
+    )
+
+
+def shown_hash(value: str) -> SafeString:
+    """A hash, which the style sheet may cut short; then its title has it whole."""
+    return format_html('<code class="syncguard-hash" title="{}">{}</code>', value, value)
+
+
+def shown_fence(fence: str) -> SafeString:
+    """Without leading zeros; the title has the whole."""
+    return format_html(
+        '<span class="syncguard-fence" title="{}">{}</span>', fence, fence.lstrip("0") or "0"
+    )
+
+
+def running(ms: int, direction: str) -> SafeString:
+    """A duration that ``locks.js`` keeps running."""
+    return format_html(
+        '<span class="syncguard-duration" data-syncguard-{}-ms="{}">{}</span>',
+        direction,
+        ms,
+        for_people(ms, words()),
+    )
+
+
+def words() -> Words:
+    """In the language of the page."""
+    return Words(_("under 1 s"), pgettext("unit: days", "d"))

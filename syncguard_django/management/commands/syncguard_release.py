@@ -1,0 +1,116 @@
+"""``manage.py syncguard_release``: free the lock of a holder that is gone for good.
+
+By its raw key, or by the hash that pages, commands and logs show. Shows the holder, asks, writes
+the same audit as the admin page, and ends with 0 if it released, with 1 if there was nothing to
+release, or with 2 if it could not tell.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import socket
+import sys
+from argparse import ArgumentParser
+from functools import partial
+from typing import Any, Final, NoReturn
+
+from django.contrib.auth import get_user_model
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError
+
+from syncguard_django import inspection, releasing, rendering
+from syncguard_django.inspection import Failure, Holder
+from syncguard_django.management.questions import NO, Question, aliases, no_answer
+
+_HASH: Final = re.compile(r"[0-9a-f]{8,24}")
+
+
+class Command(Question):
+    help = (
+        "Frees the lock of a key, whoever holds it. The holder is not stopped: unless what it"
+        " writes is fenced, make sure first that it is gone."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            "hash", metavar="HASH", nargs="?", help="the key's hash, or its first 8 digits or more"
+        )
+        which.add_argument("--key", metavar="RAW_KEY", help="the key of the lock")
+        parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
+        parser.add_argument("--user", metavar="USERNAME", help="your account, for the admin's log")
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
+        )
+
+    def handle(self, *_args: Any, **options: Any) -> None:
+        actor = _actor(options["user"])
+        holder = self._found(options)
+        if holder is None:
+            self._end("Not locked: nothing to release.")
+        self.stdout.write("\n".join(rendering.facts(holder.lock)))
+        if options["interactive"] and not self._agreed():
+            self._end("Nothing was released.")
+        outcome = releasing.release(holder, actor)
+        if isinstance(outcome, Failure):
+            raise no_answer(f"{outcome}. Perhaps it was released; look again.")
+        if not outcome:
+            self._end("Nothing was released: that holder does not have the lock any more.")
+        self.stdout.write(self.style.SUCCESS("Released."))
+        if not actor.is_in_the_admins_log:
+            self.stderr.write("The admin's log does not know of it: name an account with --user.")
+
+    def _found(self, options: dict[str, Any]) -> Holder | None:
+        found: list[Holder] = []
+        for using in aliases(options["using"]):
+            answer = inspection.attempt(using, partial(_holders, using, options))
+            if isinstance(answer, Failure):
+                raise no_answer(str(answer))
+            found += answer
+        if len(found) > 1:
+            shown = rendering.table([holder.lock for holder in found], with_alias=True)
+            text = "\n".join(shown)
+            raise no_answer(f"{text}\nSeveral locks match: give --using, or more of the hash.")
+        return found[0] if found else None
+
+    def _agreed(self) -> bool:
+        self.stdout.write(
+            "The lock will be free at once. The holder is not stopped: make sure that it is gone."
+        )
+        try:
+            return input("Release it? [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
+
+    def _end(self, text: str) -> NoReturn:
+        self.stdout.write(text)
+        sys.exit(NO)
+
+
+def _holders(using: str, options: dict[str, Any]) -> list[Holder]:
+    if options["key"] is not None:
+        holder = inspection.lookup(using, key=options["key"])
+        return [] if holder is None else [holder]
+    beginning = options["hash"].strip().lower()
+    if not _HASH.fullmatch(beginning):
+        raise no_answer("a hash has 24 digits out of 0-9 a-f; give at least the first 8")
+    return inspection.find_by_hash(using, beginning, at_most=10)
+
+
+def _actor(username: str | None) -> releasing.Actor:
+    """Whoever runs the command; and an account of this site, named or of the same name."""
+    try:
+        login = getpass.getuser()
+    except (OSError, KeyError):  # a container whose user has no name
+        login = "unknown"
+    name = f"{login}@{socket.gethostname()}"
+    try:
+        accounts = get_user_model()._default_manager
+        account = {get_user_model().USERNAME_FIELD: username or login}
+        pk = accounts.filter(**account).values_list("pk", flat=True).first()
+    except (ImproperlyConfigured, DatabaseError):  # no accounts, or none that can be read now
+        pk = None
+    if username is not None and pk is None:
+        raise no_answer("there is no such account: --user names who releases, for the admin's log")
+    return releasing.Actor(name if username is None else f"{username} ({name})", pk)

@@ -1,0 +1,12 @@
+"""The hashes that the test site shows: keyed with what follows from its ``SECRET_KEY``."""
+
+from __future__ import annotations
+
+from django.conf import settings
+
+from syncguard import keyed_hash
+from syncguard_django.hash_secrets import derive
+
+
+def shown_hash(value):
+    return keyed_hash(derive(settings.SECRET_KEY), value)
