@@ -8,29 +8,18 @@ from html import unescape
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Permission
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from testsite.hashes import shown_hash
+from testsite.visits import FIND, LIST, RELEASE, holder_of, page, post, rows, said, visitor
 
 from syncguard import LockError
 from syncguard.redis import RedisBackend
 from syncguard_django import locks
 
 pytestmark = pytest.mark.django_db
-
-LIST = "/admin/syncguard_django/lock/"
-FIND = f"{LIST}find/"
-RELEASE = f"{LIST}release/"
-
-
-def visitor(*permissions, is_staff=True):
-    user = User.objects.create_user("ann", is_staff=is_staff)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client(enforce_csrf_checks=True)
-    client.force_login(user)
-    return client
 
 
 @pytest.fixture
@@ -47,41 +36,6 @@ def releaser():
 def two_aliases(settings, syncguard_redis):
     settings.SYNCGUARD = {
         name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
-    }
-
-
-def page(client, **parameters):
-    response = client.get(LIST, parameters)
-    assert response.status_code == 200
-    return unescape(response.content.decode())
-
-
-def rows(client, **parameters):
-    """The key hashes that the list shows, in order."""
-    html = page(client, **parameters)
-    return re.findall(r'<code class="syncguard-hash"[^>]*>(\w+)<', html)
-
-
-def post(client, url, **data):
-    """POST like a browser: with the token of a page that was loaded before."""
-    client.get(LIST)
-    token = client.cookies["csrftoken"].value
-    return client.post(url, {**data, "csrfmiddlewaretoken": token})
-
-
-def said(client, response):
-    """What the page after a redirect says."""
-    html = client.get(response["Location"]).content.decode()
-    [messages] = re.findall(r'<ul class="messagelist">(.*?)</ul>', html, re.DOTALL)
-    return unescape(re.sub(r"<[^>]+>", "", messages)).strip()
-
-
-def holder_of(info, using="default"):
-    return {
-        "using": using,
-        "key_hash": info.key_hash,
-        "fence": info.fence,
-        "lock_id_hash": info.lock_id_hash,
     }
 
 

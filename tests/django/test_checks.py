@@ -123,12 +123,45 @@ def test_a_cache_without_redis_is_no_danger(found):
         ({"LOCATION": "rediss://redis.example/0"}, ["syncguard.W011"]),
         ({"KEY_PREFIX": "syncguard"}, ["syncguard.W012"]),
         ({"HASH_SECRET": None}, ["syncguard.W013"]),
+        ({"SHOW_KEYS": True}, ["syncguard.W014"]),
         ({"LOCATION": "redis://:pw@127.0.0.1/0"}, []),
         ({"LOCATION": "rediss://redis.example/0", "OPTIONS": {"password": "pw"}}, []),
     ],
 )
 def test_deployment_checks_look_for_carelessness(found, change, expected):
     assert list(found({"default": {**SECURE, **change}}, deploy=True)) == expected
+
+
+def test_a_secret_that_follows_from_the_secret_key_is_one(found):
+    derived = {name: value for name, value in SECURE.items() if name != "HASH_SECRET"}
+    assert found({"default": derived}, deploy=True) == {}
+
+
+def test_keys_that_are_shown_are_named_in_production_only(found):
+    aliases = {"default": {**SECURE, "SHOW_KEYS": True}}
+    assert found(aliases) == {}
+    message = found(aliases, deploy=True)["syncguard.W014"]
+    assert message.msg.startswith('SYNCGUARD["default"] has SHOW_KEYS')
+    assert "syncguard_django.view_lock_key" in message.msg
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ({}, {}, False),
+        ({}, {"HASH_SECRET": None}, True),
+        ({"HASH_SECRET": "a"}, {"HASH_SECRET": "b"}, True),
+        ({"HASH_SECRET": "a"}, {"HASH_SECRET": b"a"}, False),
+        ({"HASH_SECRET": "a"}, {"HASH_SECRET": "b", "KEY_PREFIX": "bank"}, False),
+        ({"HASH_SECRET": "a"}, {"HASH_SECRET": "b", "LOCATION": "redis://localhost/1"}, False),
+    ],
+)
+def test_two_aliases_of_the_same_locks_with_different_hashes_are_a_warning(
+    found, one, other, differ
+):
+    same = {"LOCATION": "redis://localhost/0", "KEY_PREFIX": "shop"}
+    messages = found({"one": {**same, **one}, "two": {**same, **other}})
+    assert ("syncguard.W003" in messages) is differ
 
 
 def test_carelessness_is_only_reported_for_deployment(found):

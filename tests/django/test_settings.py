@@ -43,11 +43,13 @@ def test_everything_can_be_set():
         FENCE_FLOOR="clock",
         TELEMETRY=True,
         HOLD_UNTIL="block",
+        SHOW_KEYS=True,
     )
     assert alias.acquisition == Acquisition(timeout_ms=100, max_retries=0)
     assert alias.options == {"db": 1, "username": "ann", "password": "pw", "socket_timeout": 3}
     assert (alias.hash_secret, alias.fence_floor, alias.telemetry) == ("pepper", "clock", True)
     assert alias.hold_until == "block"
+    assert alias.show_keys
 
 
 def test_options_beat_the_address():
@@ -88,6 +90,7 @@ def test_an_alias_prints_without_its_secrets():
         ("TELEMETRY", "yes", "must be True or False"),
         ("HOLD_UNTIL", "commit", "must be 'transaction' or 'block'"),
         ("HOLD_UNTIL", None, "must be 'transaction' or 'block'"),
+        ("SHOW_KEYS", 1, "must be True or False"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name_and_what_was_expected(name, value, expected):

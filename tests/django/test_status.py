@@ -17,7 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from testsite.hashes import shown_hash
 
-from syncguard import format_fence
+from syncguard import format_fence, hash_key, keyed_hash
 from syncguard.testing import RedisServer
 from syncguard_django import locks
 from syncguard_django.durations import for_people
@@ -134,8 +134,75 @@ def test_a_key_is_looked_up_raw_and_shown_sanitized(backend):
     assert shown_hash("invoice:42") in found
     assert shown_hash("invoice:43") not in found
     assert "invoice" not in found
-    assert run("--key", "invoice:42").out == "Not locked.\n"
+    assert run("--key", "invoice:42").out.startswith("Not locked.\n")
     assert run_json("--key", "invoice:42") == []
+
+
+def test_a_key_is_shown_with_both_of_its_hashes(backend):
+    """That of this site, and that of clients in other languages."""
+    backend.acquire("invoice:42", ttl_ms=60_000)
+    for key in ("invoice:42", "free"):
+        lines = run("--key", key).out.splitlines()[-2:]
+        assert [re.split(r"\s{2,}", line) for line in lines] == [
+            ["key hash", shown_hash(key)],
+            ["specification's hash", hash_key(key)],
+        ]
+    [row] = run_json("--key", "invoice:42")
+    assert (row["keyHash"], row["specKeyHash"]) == (
+        shown_hash("invoice:42"),
+        hash_key("invoice:42"),
+    )
+    assert hash_key("invoice:42") not in run().out
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_aliases_with_hashes_of_their_own_show_each(settings):
+    settings.SYNCGUARD = {
+        name: {**entry, "HASH_SECRET": name} for name, entry in settings.SYNCGUARD.items()
+    }
+    lines = run("--key", "a").out.splitlines()[-3:]
+    assert [re.split(r"\s{2,}", line) for line in lines] == [
+        ["key hash, one", keyed_hash(b"one", "a")],
+        ["key hash, two", keyed_hash(b"two", "a")],
+        ["specification's hash", hash_key("a")],
+    ]
+
+
+@pytest.mark.parametrize("form", ["table", "json", "ndjson"])
+def test_a_look_at_a_key_ends_with_0_if_locked_and_with_1_if_free(backend, form):
+    held = backend.acquire("invoice:42", ttl_ms=60_000)
+    assert run("--key", "invoice:42", "--format", form).code == 0
+    assert run("--lock-id", held.lock_id, "--format", form).code == 0
+    held.release()
+    assert run("--key", "invoice:42", "--format", form).code == 1
+    assert run("--lock-id", held.lock_id, "--format", form).code == 1
+
+
+@pytest.mark.usefixtures("two_aliases")
+def test_a_key_is_free_if_no_alias_holds_it():
+    assert run("--key", "a").code == 1
+    locks["two"].acquire("a", ttl_ms=60_000)
+    assert run("--key", "a").code == 0
+    assert run("--key", "a", "--using", "one").code == 1
+
+
+def test_a_look_ends_with_2_where_it_cannot_tell(settings, syncguard_redis):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    assert run("--key", "a").code == 2
+    settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url}}
+    assert run("--key", "").code == 2
+    with pytest.raises(CommandError) as raised:
+        run("--key", "a", "--using", "other")
+    assert raised.value.returncode == 2
+
+
+def test_a_wrong_setting_is_not_taken_for_a_free_lock():
+    process = program(
+        "not-an-address", "--key", "a", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert b"syncguard.E003" in err
 
 
 def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
@@ -194,6 +261,66 @@ def test_a_limit_is_a_whole_number_above_0(text):
 def test_watching_needs_a_sensible_interval(text):
     with pytest.raises(CommandError, match="number of seconds"):
         run(f"--watch={text}")
+
+
+# The fields of the JSON: a promise to whoever reads it with a program
+
+KINDS = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list}
+DOCUMENTED = HERE.parents[1] / "docs" / "reference" / "commands.md"
+
+
+def schema(heading):
+    """What the page says of one kind of object: each field, and of which types it may be."""
+    if not DOCUMENTED.is_file():
+        pytest.skip("needs a checkout")
+    section = DOCUMENTED.read_text().split(f"#### {heading}\n")[1].split("\n#")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", section, re.MULTILINE)
+    return {name: types.split(" or ") for name, types in rows}
+
+
+def assert_follows(item, fields):
+    assert list(item) == list(fields)
+    for name, types in fields.items():
+        value = item[name]
+        if value is None:
+            assert "null" in types, name
+        else:
+            kinds = [KINDS[kind] for kind in types if kind != "null"]
+            assert any(isinstance(value, kind) for kind in kinds), (name, value)
+            assert not isinstance(value, bool) or "boolean" in types, (name, value)
+
+
+@pytest.mark.parametrize("holder", ["me", None])
+def test_a_lock_in_json_has_the_documented_fields(backend, holder):
+    backend.acquire("a", ttl_ms=60_000, holder=holder)
+    fields = schema("A lock")
+    [looked_up] = run_json("--key", "a")
+    assert_follows(looked_up, fields)
+    del fields["specKeyHash"]
+    [listed] = run_json()
+    assert_follows(listed, fields)
+    assert_follows(json.loads(run("--format", "ndjson").out), fields)
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_count_in_json_has_the_documented_fields():
+    [item] = run_json("--count")
+    assert_follows(item, schema("A count"))
+
+
+@pytest.mark.usefixtures("backend")
+def test_a_report_in_json_has_the_documented_fields():
+    [item] = run_json("--check")
+    assert_follows(item, schema("A report"))
+
+
+def test_a_report_of_a_redis_that_does_not_answer_has_the_documented_fields(settings):
+    settings.SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
+    [item] = run_json("--check")
+    assert list(item) == ["alias", "error"]
+    assert_follows(
+        {"alias": item["alias"], **item["error"]}, schema("A report of a Redis without an answer")
+    )
 
 
 # Redis is down
