@@ -41,8 +41,9 @@ else:
     _LockModelAdmin = admin.ModelAdmin
 
 COLUMNS: Final = ("key", "raw_key", "alias", "holder_label", "expires_in", "held_for", "number")
-HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash")
-"""What names one holder: the alias, and the three that are compared before a release."""
+HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash", "acquired_at_ms")
+"""What names one holder: the alias, the three that are compared, and when it acquired the lock,
+by which Redis finds it among many."""
 
 _CHANGE_LIST: Final = "syncguard_django_lock_changelist"
 _FIND: Final = "syncguard_django_lock_find"
@@ -222,7 +223,8 @@ class LockAdmin(_LockModelAdmin):
             return HttpResponseNotAllowed(["GET", "POST"])
         values = request.POST if request.method == "POST" else request.GET
         marks = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
-        if not all(marks.values()) or marks["using"] not in locks:
+        is_complete = all(marks.values()) and marks["acquired_at_ms"].isdecimal()
+        if not is_complete or marks["using"] not in locks:
             raise Http404
         answer = inspection.attempt(marks["using"], lambda: inspection.find(**marks))
         if isinstance(answer, Failure):

@@ -123,7 +123,9 @@ def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) ->
     return None if found is None else _holder(using, backend, found)
 
 
-def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> Holder | None:
+def find(
+    using: str, key_hash: str, fence: str, lock_id_hash: str, acquired_at_ms: str
+) -> Holder | None:
     """The very holder that somebody saw, if it still holds the lock. Raises LockError.
 
     The hashes may be those of a former ``SECRET_KEY``: a page may have been open all the while.
@@ -137,7 +139,7 @@ def find(using: str, key_hash: str, fence: str, lock_id_hash: str) -> Holder | N
             or any((hash(info.key), hash(info.lock_id)) == seen for hash in former)
         )
 
-    for found in backend.find_raw(is_it, fence=fence):
+    for found in backend.find_raw(is_it, fence=fence, acquired_at_ms=int(acquired_at_ms)):
         return _holder(using, backend, found)
     return None
 

@@ -194,10 +194,19 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return await self._drive(listing.live_locks(self._calls, limit, offset))
 
     async def find_raw(
-        self, is_wanted: Callable[[LockInfoDebug], bool], *, fence: str = "", at_most: int = 1
+        self,
+        is_wanted: Callable[[LockInfoDebug], bool],
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
     ) -> list[LockInfoDebug]:
         """Live locks by what only this process can compute of them. SENSITIVE, like the above."""
-        return await self._drive(listing.find(self._calls, is_wanted, fence, at_most))
+        return await self._drive(
+            listing.find(
+                self._calls, is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
+            )
+        )
 
     async def count_live_locks(self) -> int:
         """How many locks are live."""

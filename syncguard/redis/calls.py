@@ -6,7 +6,7 @@ All input is checked while a call is made, so that bad input never reaches a con
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
@@ -260,8 +260,11 @@ class Calls:
             scripts.LIVE_LOCKS, (space.live,), (str(offset), str(limit)), self._reader.live_locks
         )
 
-    def walk(self, space: Space, cursor: str, fence: str) -> Call[tuple[str, list[LockInfoDebug]]]:
-        return Call(scripts.WALK, (space.live,), (cursor, str(PAGE), fence), self._reader.walk)
+    def walk(
+        self, space: Space, cursor: str, texts: Sequence[str]
+    ) -> Call[tuple[str, list[LockInfoDebug]]]:
+        """``texts``: only records that contain all of them."""
+        return Call(scripts.WALK, (space.live,), (cursor, str(PAGE), *texts), self._reader.walk)
 
     def counts(self, space: Space) -> Call[tuple[int, int]]:
         return Call(scripts.COUNTS, (space.live, space.tally), (), read_counts)

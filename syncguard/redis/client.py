@@ -195,14 +195,23 @@ class RedisBackend(Configured, Lockable):
         return self._drive(listing.live_locks(self._calls, limit, offset))
 
     def find_raw(
-        self, is_wanted: Callable[[LockInfoDebug], bool], *, fence: str = "", at_most: int = 1
+        self,
+        is_wanted: Callable[[LockInfoDebug], bool],
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
     ) -> list[LockInfoDebug]:
         """Live locks by what only this process can compute of them. SENSITIVE, like the above.
 
-        Sees every lock that is held all the while; give the fence where it is known, then only
-        locks with it travel. Never to decide a mutation.
+        Sees every lock that is held all the while. Give the fence and the time of the acquisition
+        where they are known: then only locks with both travel. Never to decide a mutation.
         """
-        return self._drive(listing.find(self._calls, is_wanted, fence, at_most))
+        return self._drive(
+            listing.find(
+                self._calls, is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
+            )
+        )
 
     def count_live_locks(self) -> int:
         """How many locks are live."""

@@ -82,6 +82,7 @@ def test_the_pages_show_no_secret(secrets, caplog):
         "key_hash": info.key_hash,
         "fence": info.fence,
         "lock_id_hash": info.lock_id_hash,
+        "acquired_at_ms": info.acquired_at_ms,
     }
     with caplog.at_level(logging.DEBUG):
         found = client.post(f"{url}find/", {"using": "default", "key": KEY})

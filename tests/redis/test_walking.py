@@ -53,6 +53,17 @@ def test_only_locks_with_the_fence_leave_the_server(backend):
     assert asked == ["b"]
 
 
+def test_only_locks_of_that_moment_leave_the_server(backend):
+    one = backend.acquire("a", 60_000)
+    moment = backend.lookup(lock_id=one.lock_id).acquired_at_ms
+    while backend.acquire("b", 60_000).ok and backend.lookup(key="b").acquired_at_ms == moment:
+        backend.release(backend.find_raw(by_key("b"))[0].lock_id)
+    asked = []
+    marks = {"fence": format_fence(1), "acquired_at_ms": moment}
+    backend.find_raw(lambda info: asked.append(info.key), 9, **marks)
+    assert asked == ["a"]
+
+
 def test_a_lock_whose_entry_outlived_it_is_not_found(backend, syncguard_redis):
     backend.acquire("gone", 60_000)
     with syncguard_redis.client() as client:

@@ -53,4 +53,5 @@ def holder_of(info, using="default"):
         "key_hash": info.key_hash,
         "fence": info.fence,
         "lock_id_hash": info.lock_id_hash,
+        "acquired_at_ms": info.acquired_at_ms,
     }

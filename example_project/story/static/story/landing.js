@@ -49,6 +49,12 @@ function showScene({ scene, now }) {
   showEvents(scene);
 }
 
+// Where it is played is below the buttons, and out of sight on most screens.
+function showStage() {
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  document.querySelector(".stage").scrollIntoView({ behavior: calm ? "auto" : "smooth" });
+}
+
 // Only what is new is added: a screen reader reads what changes, and shall not read all again.
 function showSteps(scene) {
   const list = find("steps");
@@ -153,6 +159,7 @@ async function play(form) {
       : { refusal: "The demo refused. Reload the page, and try again." };
     find("refusal").textContent = refusal;
     chosen = null;
+    if (!refusal) showStage();
   } catch {
     find("refusal").textContent = "The demo does not answer. Was it stopped?";
   }

@@ -52,7 +52,7 @@ const Timeline = (() => {
 
   // The bank's letters: ordered by a holder, under its fence, and on their way ever since.
   function lettersOf(holds, events, scene, now) {
-    if (!scene.key.startsWith("invoice:")) return [];
+    if (!scene.key?.startsWith("invoice:")) return [];
     const letters = [];
     for (const hold of holds) {
       const arrived = events.find((e) => e.fence === hold.fence && ["refused", "filed"].includes(e.kind));
