@@ -94,7 +94,7 @@ def test_live_locks_are_listed(page):
     locks["reports"].acquire("daily", ttl_ms=60_000)
     page.open()
     assert page.rows == [shown_hash("daily"), shown_hash(KEY)]
-    assert page.all(".field-using") == ["reports", "default"]
+    assert page.all(".field-alias") == ["reports", "default"]
     assert page.all(".field-holder_label") == ["-", "ward-3"]
 
 
@@ -171,8 +171,8 @@ def test_a_lock_is_released_through_the_confirmation(page, held):
     page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
     facts = page.text(".syncguard-facts")
     assert shown_hash(KEY) in facts
-    assert held.fence in facts
-    page.click("input[type=submit][value^=Yes]")
+    assert page.find(".syncguard-fence").get_attribute("title") == held.fence
+    page.click(".syncguard-yes")
     page.wait_for(lambda: page.all(".messagelist"))
     assert page.text(".messagelist").startswith("Released the lock")
     assert not locks["default"].is_locked(KEY)
@@ -183,7 +183,7 @@ def test_a_lock_is_released_through_the_confirmation(page, held):
 def test_taking_it_back_releases_nothing(page):
     page.open()
     page.click(".syncguard-release")
-    page.click(".cancel-link")
+    page.click(".syncguard-no")
     page.wait_for(lambda: page.text("h1") == "Locks")
     assert locks["default"].is_locked(KEY)
 
@@ -223,6 +223,52 @@ def test_a_redis_that_dies_is_told_and_comes_back(page, guarded_redis):
     assert "ServiceUnavailable" in page.text(".syncguard-down")
     guarded_redis.restart()
     page.wait_for(lambda: page.all(".syncguard-empty"))
+
+
+def narrow(driver, width):
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def test_on_a_telephone_a_lock_is_a_card(page):
+    hold_some("default")
+    locks["default"].acquire("long", ttl_ms=900_000, holder="x" * 200)
+    narrow(page.driver, 400)
+    try:
+        page.open()
+        overflow = "return document.documentElement.scrollWidth - innerWidth"
+        assert page.driver.execute_script(overflow) <= 0
+        labels = page.all("#result_list tbody tr:first-child .syncguard-label")
+        assert [label.lower() for label in labels] == [
+            *("key hash", "alias", "holder", "expires in", "held for", "fence")
+        ]
+        assert not page.find("#result_list thead").is_displayed()
+        cells = "return [...document.querySelectorAll('#result_list tbody tr:first-child td')]"
+        lefts = f"{cells}.map(cell => cell.getBoundingClientRect().left)"
+        assert len(set(page.driver.execute_script(lefts))) == 1, "one below the other"
+        page.click(".syncguard-release")
+        page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
+        assert page.driver.execute_script(overflow) <= 0
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.usefixtures("held")
+def test_the_way_to_the_release_and_back_keeps_the_filters(page):
+    for way_back in (".syncguard-no", ".breadcrumbs a[href*=lock]"):
+        page.open(f"{LIST}?using=default&q=ward&o=-3")
+        page.click(".syncguard-release")
+        page.click(way_back)
+        page.wait_for(lambda: page.text("h1") == "Locks")
+        assert page.driver.current_url.endswith(f"{LIST}?using=default&q=ward&o=-3")
+
+
+def test_a_dead_redis_has_an_unknown_number_of_locks(page, guarded_redis):
+    guarded_redis.kill()
+    page.open()
+    assert page.text("#syncguard-pages") == "The number of locks is unknown"
+    status = page.find("#syncguard-status")
+    assert status.get_attribute("textContent") == "The number of locks is unknown"
 
 
 def test_whoever_was_signed_out_is_told_so(page):

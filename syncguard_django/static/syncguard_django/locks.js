@@ -9,6 +9,7 @@
   const TICK_MS = 250;
   const SOON_MS = 5000;
   const PAUSED = "syncguard-paused";
+  const PARTS = ["syncguard-live", "syncguard-pages"]; // some themes have no place for the second
 
   // In the language of the page, once it is there.
   let words = { under: "under 1 s", days: "d", expired: "expired" };
@@ -77,15 +78,17 @@
     };
 
     // Whoever is in the middle of the list, with the keyboard or a selection, is left in peace.
-    const isInUse = (list) => {
+    const isInUse = () => {
       const selection = document.getSelection();
-      const selected = selection && !selection.isCollapsed && list.contains(selection.anchorNode);
-      return selected || list.contains(document.activeElement);
+      const selected = selection && !selection.isCollapsed ? selection.anchorNode : null;
+      return PARTS.some((id) => {
+        const part = document.getElementById(id);
+        return part?.contains(document.activeElement) || (selected && part?.contains(selected));
+      });
     };
 
     const refresh = async () => {
-      const list = document.getElementById("changelist-form");
-      if (paused || signedOut || document.hidden || isInUse(list)) return;
+      if (paused || signedOut || document.hidden || isInUse()) return;
       const response = await fetch(location.href, { credentials: "same-origin" });
       if (response.redirected || response.status === 403) {
         signedOut = true;
@@ -94,11 +97,13 @@
       }
       if (!response.ok) throw new Error(String(response.status));
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
-      const fresh = page.getElementById("changelist-form");
-      if (paused || isInUse(list)) return;
-      const scrolled = list.querySelector(".results")?.scrollLeft ?? 0;
-      list.replaceChildren(...fresh.childNodes);
-      list.querySelector(".results")?.scrollTo(scrolled, 0);
+      if (paused || isInUse()) return;
+      const scrolled = document.querySelector("#syncguard-live .results")?.scrollLeft ?? 0;
+      for (const part of PARTS) {
+        const fresh = page.getElementById(part);
+        if (fresh) document.getElementById(part)?.replaceWith(document.adoptNode(fresh));
+      }
+      document.querySelector("#syncguard-live .results")?.scrollTo(scrolled, 0);
       readClocks();
       tick();
       showUpdated();

@@ -1,0 +1,136 @@
+"""The page of locks under other themes of the admin: every field and button can be read and used."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from syncguard.redis import RedisBackend
+
+By = pytest.importorskip(
+    "selenium.webdriver.common.by", reason="the admin page in a browser: tox run -e browser"
+).By
+
+PROGRAM = Path(__file__).parent / "themed_site.py"
+LIST = "/admin/syncguard_django/lock/"
+READABLE = 4.5
+"""The contrast that WCAG asks of text."""
+
+# Colours as the browser mixes them: of the text, and of the first opaque thing behind it.
+COLOURS = """
+const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+const behind = [];
+for (let e = arguments[0]; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+const paint = (colours) => {
+  canvas.fillStyle = "white";
+  canvas.fillRect(0, 0, 1, 1);
+  for (const colour of colours) { canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1); }
+  return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+};
+const style = getComputedStyle(arguments[0]);
+return [paint([...behind, style[arguments[1]]]), paint(behind.slice(0, arguments[2]))];
+"""
+
+
+def luminance(colour):
+    def linear(channel):
+        value = channel / 255
+        return value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+
+    return sum(w * linear(c) for w, c in zip((0.2126, 0.7152, 0.0722), colour, strict=True))
+
+
+def contrast(one, other):
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.fixture(params=["django", "unfold", "grappelli"])
+def themed(request, tmp_path, guarded_redis):
+    """The address of the site under a theme."""
+    if request.param != "django" and find_spec(request.param) is None:
+        pytest.skip(f"django-{request.param} is not installed: tox run -e browser")
+    if not guarded_redis.is_running:
+        guarded_redis.restart()
+    with guarded_redis.client() as client:
+        client.flushall()
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), request.param, str(tmp_path)],
+        env={**os.environ, "SYNCGUARD_TEST_URL": guarded_redis.url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    address = process.stdout.readline().strip()
+    assert address, "the site did not start"
+    yield address
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.fixture
+def backend(guarded_redis):
+    with RedisBackend.from_url(guarded_redis.url, key_prefix="testsite") as backend:
+        yield backend
+
+
+def find(driver, selector):
+    deadline = time.monotonic() + 20
+    while not (found := driver.find_elements(By.CSS_SELECTOR, selector)):
+        assert time.monotonic() < deadline, driver.page_source
+        time.sleep(0.05)
+    return found[0]
+
+
+def assert_readable(driver, *selectors):
+    for selector in selectors:
+        element = find(driver, selector)
+        assert element.is_displayed(), selector
+        assert element.size["width"] >= element.size["height"] > 10, selector
+        text, behind = driver.execute_script(COLOURS, element, "color", 99)
+        assert contrast(text, behind) >= READABLE, (selector, text, behind)
+
+
+def assert_bordered(driver, *selectors):
+    """A field or a button can be told from what is around it."""
+    for selector in selectors:
+        element = find(driver, selector)
+        edge, around = driver.execute_script(COLOURS, element, "borderTopColor", -1)
+        assert contrast(edge, around) >= 1.3, (selector, edge, around)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_fields_and_buttons_are_readable_under_every_theme(themed, chromium, backend, scheme):
+    backend.acquire("invoice:42", 600_000, holder="me")
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    chromium.delete_all_cookies()
+    chromium.get(f"{themed}/admin/login/?next={LIST}")
+    find(chromium, "[name=username]").send_keys("root")
+    find(chromium, "[name=password]").send_keys("root")
+    find(chromium, "[type=submit]").click()
+    fields = ("#syncguard-find-key", ".syncguard-find button", "#syncguard-pause")
+    assert_readable(chromium, *fields, ".syncguard-note", ".syncguard-release", ".syncguard-hash")
+    assert_bordered(chromium, *fields)
+    find(chromium, "#syncguard-find-key").send_keys("invoice:42")
+    find(chromium, ".syncguard-find button").click()
+    shown = r"held: fence 1, holder me"
+    deadline = time.monotonic() + 20
+    while not re.search(shown, chromium.page_source):
+        assert time.monotonic() < deadline, chromium.page_source
+        time.sleep(0.05)
+    find(chromium, ".syncguard-release").click()
+    assert_readable(chromium, ".syncguard-yes", ".syncguard-no", ".syncguard-facts td")
+    assert_bordered(chromium, ".syncguard-yes", ".syncguard-no")
+    find(chromium, ".syncguard-yes").click()
+    find(chromium, ".syncguard-empty")
+    assert not backend.is_locked("invoice:42")
+    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
