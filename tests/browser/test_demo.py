@@ -109,6 +109,20 @@ def page(chromium, address, photograph):
     page.prefer("")
 
 
+def test_a_newcomer_is_greeted_without_an_error(page):
+    """Before the first scene has run: the state was read, and nothing is red."""
+    page.wait_for(lambda: page.texts("#timeline .lane"))
+    state = "return fetch(document.body.dataset.state).then(response => response.json())"
+    assert page.driver.execute_script(state)["scene"] is None
+    refreshed = "return performance.getEntriesByType('resource').filter(e => /state/.test(e.name))"
+    page.wait_for(lambda: len(page.driver.execute_script(refreshed)) > 2)
+    assert page.texts("#refusal") == [""]
+    assert page.find("#hint").is_displayed()
+    assert page.find("form[data-kind=settle] button").is_enabled()
+    assert page.texts("#shown") == ["Nothing has happened yet"]
+    assert page.complaints() == []
+
+
 def test_twenty_tasks_settle_an_invoice_once(page):
     story = page.play("settle")
     assert "settled exactly once" in story
@@ -163,6 +177,19 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page):
     try:
         overflow = "return document.documentElement.scrollWidth - innerWidth"
         page.wait_for(lambda: page.driver.execute_script(overflow) <= 0)
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_timeline_comes_into_sight_when_a_scene_starts(page):
+    metrics = {"width": 1280, "height": 500, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    top = "return document.querySelector('.stage').getBoundingClientRect().top / innerHeight"
+    try:
+        page.driver.execute_script("scrollTo(0, 0)")
+        assert page.driver.execute_script(top) > 1
+        page.play("report")
+        page.wait_for(lambda: 0 <= page.driver.execute_script(top) < 0.5)
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

@@ -1,4 +1,4 @@
-"""The page of locks under other themes of the admin: every field and button can be read and used."""
+"""The page of locks under other themes of the admin: fields and buttons can be read and used."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ READABLE = 4.5
 COLOURS = """
 const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
 const behind = [];
-for (let e = arguments[0]; e; e = e.parentElement) behind.unshift(getComputedStyle(e).backgroundColor);
+for (let element = arguments[0]; element; element = element.parentElement) {
+  behind.unshift(getComputedStyle(element).backgroundColor);
+}
 const paint = (colours) => {
   canvas.fillStyle = "white";
   canvas.fillRect(0, 0, 1, 1);

@@ -47,7 +47,7 @@ def test_the_wheel_has_all_that_the_packages_are_made_of(built):
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert sources(".py", ".lua", ".html", ".js", ".css", "py.typed") <= names
+    assert sources(".py", ".lua", ".html", ".js", ".css", ".mo", "py.typed") <= names
 
 
 def test_the_wheel_has_nothing_but_the_packages(built):
