@@ -133,9 +133,12 @@ def test_the_examples_that_are_not_run_have_the_right_types(tmp_path, environmen
 
 
 @pytest.mark.parametrize("block", of_category("manage"))
-def test_a_command_of_manage_py_works(block: Block, environment, tmp_path):
+def test_a_command_of_manage_py_works(block: Block, environment, tmp_path, syncguard_redis):
+    """While somebody holds the lock of the invoice that the pages talk of."""
     manage = [sys.executable, str(SITE / "manage.py")]
     run([*manage, "migrate", "--run-syncdb", "-v", "0"], environment, tmp_path)
+    with RedisBackend.from_url(syncguard_redis.url, key_prefix="shop") as backend:
+        backend.acquire("invoice:42", 600_000, holder="shop.tasks.settle[c1f5]@web1")
     for line in block.text.splitlines():
         program, script, *words = shlex.split(line, comments=True)
         assert (program, script) == ("python", "manage.py"), f"{block}: {line}"

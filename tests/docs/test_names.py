@@ -25,7 +25,7 @@ from syncguard.redis import ServerReport
 PACKAGES = ("syncguard", "syncguard_django", "syncguard_celery")
 SITE = Path(__file__).parent / "shopsite"
 
-LOGGERS = {"syncguard", "syncguard.celery"}
+LOGGERS = {"syncguard", "syncguard.celery", "syncguard.audit"}
 
 FOREIGN = {
     # Python, pytest, tox
@@ -35,6 +35,7 @@ FOREIGN = {
     *("CACHES", "INSTALLED_APPS", "SILENCED_SYSTEM_CHECKS", "ImproperlyConfigured", "FLUSHDB"),
     *("override_settings", "RedisCache", "HttpRequest", "makemigrations", "--deploy", "--tag"),
     *("AlterField", "CharField", "OperationalError"),
+    *("SECRET_KEY", "SECRET_KEY_FALLBACKS", "WARNING"),
     *("default_src", "dumpdata", "cache.clear", "setting_changed", "--run-syncdb"),
     *("sync_to_async", "async_to_sync", "ATOMIC_REQUESTS", "on_commit", "non_atomic_requests"),
     *("select_for_update", "set_autocommit", "TestCase", "RuntimeError", "api_view", "dispatch"),
@@ -49,8 +50,8 @@ FOREIGN = {
     *("socket_timeout", "ssl_ca_certs", "username", "password", "db", "cjson.encode", "Lock"),
     # Other databases
     *("REPLACE", "SUPER", "TRIGGER", "log_bin_trust_function_creators"),
-    # Others
-    *("RFencedLock", "MUST", "NEVER"),
+    # Others; and the name of an argument of a command
+    *("RFencedLock", "MUST", "NEVER", "HASH"),
 }
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -194,7 +195,7 @@ def is_option(option: str) -> bool:
 
 def is_permission(dotted: str) -> bool:
     label, _, name = dotted.partition(".")
-    return label == "syncguard_django" and name in ("view_lock", "release_lock")
+    return label == "syncguard_django" and name in ("view_lock", "release_lock", "view_lock_key")
 
 
 def read_by_users() -> list[Path]:
@@ -238,7 +239,7 @@ def test_the_example_of_the_settings_page_is_accepted():
     assert not read(names["SYNCGUARD"], {}).problems
 
 
-@pytest.mark.parametrize("command", ["syncguard_status", "syncguard_guard"])
+@pytest.mark.parametrize("command", ["syncguard_status", "syncguard_release", "syncguard_guard"])
 def test_the_commands_page_lists_every_option(command):
     text = (DOCS / "reference/commands.md").read_text()
     section = text.split(f"## `{command}`")[1].split("\n## ")[0]
@@ -248,9 +249,9 @@ def test_the_commands_page_lists_every_option(command):
 
 def test_the_commands_page_shows_what_the_command_prints():
     from syncguard_django.inspection import Health, LiveLock
-    from syncguard_django.rendering import health_lines, table
+    from syncguard_django.rendering import both_hashes, health_lines, table
 
-    hashes = (hash_key("invoice:42"), "7a949f234ebb7c49ead7c2d5")
+    hashes = ("f6c338bb1ef1e6f97948aae5", "7a949f234ebb7c49ead7c2d5")
     info = LockInfo(*hashes, 30_000, 0, "000000000000034", "shop.tasks.settle[c1f5]@web1")
     lock = LiveLock("default", info, held_ms=4_000, remaining_ms=26_000)
     report = ServerReport(
@@ -267,8 +268,10 @@ def test_the_commands_page_shows_what_the_command_prints():
     checked = ["default: warnings", *health_lines(Health("default", report, 1, 1))]
     checked += [f"  warning: {finding}" for finding in report.findings]
 
-    listed, health = blocks_of("output", DOCS / "reference/commands.md")
+    listed, looked_up, health = blocks_of("output", DOCS / "reference/commands.md")
     assert listed.text.splitlines() == table([lock], with_alias=False)
+    both = both_hashes([("default", hashes[0])], hash_key("invoice:42"))
+    assert looked_up.text.splitlines() == both
     assert health.text.splitlines() == checked
 
 
