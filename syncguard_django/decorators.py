@@ -23,6 +23,7 @@ from syncguard.key_templates import key_of
 from syncguard_django.aliases import alocks, locks
 from syncguard_django.configuration import DEFAULT_ALIAS, Until, configuration
 from syncguard_django.deferred_locks import finished
+from syncguard_django.holder_label import label_of
 from syncguard_django.locking import OnLost, alock, lock
 from syncguard_django.view_transactions import (
     RequestTransactions,
@@ -94,7 +95,7 @@ def _locked(
         transactions = RequestTransactions(request)
         aliases = transactions.to_open()
         warned = options["until"] != "block" and transactions.warn_if_open(function)
-        taken = lock(key, **options)
+        taken = lock(key, **_named(options, function))
         with ExitStack() as stack:
             try:
                 held = stack.enter_context(taken.without_warning() if warned else taken)
@@ -122,7 +123,7 @@ def _locked_async(
         key = find_key(*args, **kwargs)
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(alock(key, **options))
+                await stack.enter_async_context(alock(key, **_named(options, function)))
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or request_of(args, kwargs) is None:
                     raise
@@ -130,6 +131,11 @@ def _locked_async(
             return await function(*args, **kwargs)
 
     return locked
+
+
+def _named(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """With a holder: now, because the process may be a child that was forked since."""
+    return {**options, "holder": options["holder"] or label_of(function)}
 
 
 def _ask(key: str, using: str) -> LockInfo | None:

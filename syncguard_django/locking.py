@@ -1,7 +1,7 @@
 """``lock`` and ``alock``: the locks of SyncGuard, with an alias instead of a backend.
 
 They take the defaults of the alias (``TTL_MS``, ``ACQUISITION``, ``HOLD_UNTIL``) where the caller
-names none.
+names none, and name the function that asks as the holder.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from syncguard.aio import AsyncLock
 from syncguard_django.aliases import alocks, locks
 from syncguard_django.configuration import DEFAULT_ALIAS, UNTIL, Until, configuration
 from syncguard_django.deferred_locks import TransactionLock, slot_of
+from syncguard_django.holder_label import label_of_caller
 from syncguard_django.signals import async_sender_of_events, loss_of, sender_of_events
 
 OnLost = Callable[[Held], object] | Callable[[], object]
@@ -64,7 +65,7 @@ def lock(
         acquisition=acquisition or settings.acquisition,
         auto_extend=auto_extend,
         max_hold_ms=max_hold_ms,
-        holder=holder,
+        holder=label_of_caller() if holder is None else holder,
         on_lost=on_lost,
         on_release_error=on_release_error,
         signal=signal,
@@ -102,7 +103,7 @@ def alock(
         acquisition=acquisition or settings.acquisition,
         auto_extend=auto_extend,
         max_hold_ms=max_hold_ms,
-        holder=holder,
+        holder=label_of_caller() if holder is None else holder,
         on_lost=on_lost,
         on_release_error=on_release_error,
         signal=signal,
