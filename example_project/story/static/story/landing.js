@@ -2,6 +2,7 @@
 "use strict";
 
 const BUSY_MS = 250, IDLE_MS = 1500;
+const SILENT = "The demo does not answer. Was it stopped?";
 const find = (id) => document.getElementById(id);
 const forms = [...document.querySelectorAll("form.scene")];
 
@@ -135,11 +136,12 @@ async function refresh() {
     const response = await fetch(document.body.dataset.state + query);
     if (response.ok) {
       const state = await response.json();
+      if (find("refusal").textContent === SILENT) find("refusal").textContent = "";
       show(state);
       busy = state.playing;
     }
   } catch {
-    find("refusal").textContent = "The demo does not answer. Was it stopped?";
+    find("refusal").textContent = SILENT;
   }
   clearTimeout(timer);
   timer = setTimeout(refresh, busy ? BUSY_MS : IDLE_MS);
@@ -161,7 +163,7 @@ async function play(form) {
     chosen = null;
     if (!refusal) showStage();
   } catch {
-    find("refusal").textContent = "The demo does not answer. Was it stopped?";
+    find("refusal").textContent = SILENT;
   }
   refresh();
 }
