@@ -182,7 +182,7 @@ def test_the_filters_cannot_lead_to_another_site(backend, releaser):
 def test_the_breadcrumbs_lead_through_the_section_to_the_list(backend, releaser):
     backend.acquire("a", ttl_ms=60_000)
     asked = releaser.get(RELEASE, holder_of(backend.lookup(key="a"))).content.decode()
-    crumbs = re.search(r'<div class="breadcrumbs">(.*?)</div>', asked, re.DOTALL)[1]
+    crumbs = re.search(r'<ol class="breadcrumbs[^>]*>(.*?)</ol>', asked, re.DOTALL)[1]
     assert re.findall(r'href="([^"]+)"', crumbs) == ["/admin/", "/admin/syncguard_django/", LIST]
 
 
