@@ -15,7 +15,20 @@ from syncguard.constants import (
 )
 from syncguard.current import current_fence, current_lock
 from syncguard.diagnostics import get_by_id, get_by_id_raw, get_by_key, get_by_key_raw, owns
-from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
+from syncguard.errors import (
+    ERROR_CODES,
+    Aborted,
+    AcquisitionTimeout,
+    AuthFailed,
+    ErrorContext,
+    Internal,
+    InvalidArgument,
+    LockError,
+    LockLost,
+    NetworkTimeout,
+    RateLimited,
+    ServiceUnavailable,
+)
 from syncguard.handles import Acquired
 from syncguard.held import Held, OnLost
 from syncguard.keys import (
@@ -53,13 +66,18 @@ __all__ = [
     "FENCE_WARN",
     "MAX_KEY_LENGTH_BYTES",
     "TIME_TOLERANCE_MS",
+    "Aborted",
     "Acquired",
     "Acquisition",
+    "AcquisitionTimeout",
+    "AuthFailed",
     "BackendCapabilities",
     "Contended",
     "ErrorContext",
     "ExtendResult",
     "Held",
+    "Internal",
+    "InvalidArgument",
     "Lock",
     "LockBackend",
     "LockError",
@@ -67,11 +85,14 @@ __all__ = [
     "LockInfo",
     "LockInfoDebug",
     "LockLost",
+    "NetworkTimeout",
     "NotAdopted",
     "OnLost",
     "OnReleaseError",
+    "RateLimited",
     "ReleaseErrorContext",
     "ReleaseResult",
+    "ServiceUnavailable",
     "Signal",
     "Turn",
     "TurnGiver",

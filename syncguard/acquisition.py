@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
 from syncguard.backend import Refusal
-from syncguard.errors import LockError
+from syncguard.errors import AcquisitionTimeout, ErrorContext
 from syncguard.types import Acquisition
 
 GrantT = TypeVar("GrantT")
@@ -57,8 +57,10 @@ def acquiring(
     policy: Acquisition,
     clock_ms: Callable[[], float],
     chance: Callable[[], float] = random.random,
+    *,
+    key: str | None = None,
 ) -> Acquiring[GrantT]:
-    """Attempts and pauses until the lock is granted, or ``AcquisitionTimeout``."""
+    """Attempts and pauses until the lock is granted, or ``AcquisitionTimeout`` for this key."""
     deadline = clock_ms() + policy.timeout_ms
     retries = 0
     while True:
@@ -70,7 +72,7 @@ def acquiring(
             return cast("GrantT", answer)
         left = deadline - clock_ms()
         if last or left <= 0:
-            raise LockError("AcquisitionTimeout", _gave_up(policy, last))
+            raise AcquisitionTimeout(_gave_up(policy, last), ErrorContext(key=key))
         pause = min(delay, left)
         # The holder's lock runs out before our delay does: be there when it does.
         expires_in = _NEVER if answer.remaining_ms is None else answer.remaining_ms + 1

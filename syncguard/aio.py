@@ -18,7 +18,20 @@ from syncguard.diagnostics import aget_by_id_raw as get_by_id_raw
 from syncguard.diagnostics import aget_by_key as get_by_key
 from syncguard.diagnostics import aget_by_key_raw as get_by_key_raw
 from syncguard.diagnostics import aowns as owns
-from syncguard.errors import ERROR_CODES, ErrorContext, LockError, LockLost
+from syncguard.errors import (
+    ERROR_CODES,
+    Aborted,
+    AcquisitionTimeout,
+    AuthFailed,
+    ErrorContext,
+    Internal,
+    InvalidArgument,
+    LockError,
+    LockLost,
+    NetworkTimeout,
+    RateLimited,
+    ServiceUnavailable,
+)
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
 from syncguard.keys import (
@@ -53,25 +66,33 @@ __all__ = [
     "FENCE_WARN",
     "MAX_KEY_LENGTH_BYTES",
     "TIME_TOLERANCE_MS",
+    "Aborted",
     "Acquisition",
+    "AcquisitionTimeout",
     "AsyncAcquired",
     "AsyncLock",
     "AsyncLockBackend",
+    "AuthFailed",
     "BackendCapabilities",
     "Contended",
     "ErrorContext",
     "ExtendResult",
     "Held",
+    "Internal",
+    "InvalidArgument",
     "LockError",
     "LockEvent",
     "LockInfo",
     "LockInfoDebug",
     "LockLost",
+    "NetworkTimeout",
     "NotAdopted",
     "OnLost",
     "OnReleaseError",
+    "RateLimited",
     "ReleaseErrorContext",
     "ReleaseResult",
+    "ServiceUnavailable",
     "Signal",
     "current_fence",
     "current_lock",

@@ -181,7 +181,9 @@ class AsyncLock:
 
     async def _acquire(self) -> AsyncAcquired:
         options = self._options
-        steps: Acquiring[AsyncAcquired] = acquiring(options.acquisition, monotonic_ms)
+        steps: Acquiring[AsyncAcquired] = acquiring(
+            options.acquisition, monotonic_ms, key=options.key
+        )
         waiter = open_async_waiter(self._backend, options.key)
         acquired: AsyncAcquired | None = None
         try:

@@ -52,6 +52,9 @@ class Grant:
     ok: ClassVar[Literal[True]] = True
     pid: int = field(default_factory=os.getpid, init=False, repr=False, compare=False)
 
+    def __bool__(self) -> Literal[True]:
+        return True
+
     def context(self) -> ReleaseErrorContext:
         return ReleaseErrorContext(key=self.key, lock_id=self.lock_id, source="handle")
 

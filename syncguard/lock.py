@@ -219,7 +219,7 @@ class Lock:
 
     def _acquire(self, waiter: Waiter) -> Acquired:
         options = self._options
-        steps: Acquiring[Acquired] = acquiring(options.acquisition, monotonic_ms)
+        steps: Acquiring[Acquired] = acquiring(options.acquisition, monotonic_ms, key=options.key)
         try:
             answer: Acquired | Refusal | bool | None = None
             while True:

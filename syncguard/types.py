@@ -1,6 +1,7 @@
 """The values that go in and out: results, lock information, events, capabilities, policies.
 
-All are small and frozen. None of them shows a raw key or a lock id when printed.
+All are small and frozen. A result is true if it is a success. None of them shows a raw key or a
+lock id when printed.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ class ReleaseResult:
     assumed: bool = field(default=False, compare=False, repr=False)
     """``ok`` was not said by the server: the reply was lost, and afterwards the lock was gone."""
 
+    def __bool__(self) -> bool:
+        return self.ok
+
 
 @dataclass(frozen=True, slots=True)
 class ExtendResult:
@@ -62,6 +66,9 @@ class ExtendResult:
     ok: bool
     expires_at_ms: int | None = None
     reason: AbsenceReason | None = field(default=None, compare=False, repr=False)
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +144,13 @@ class Acquisition:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Somebody else holds the lock. In ``with`` and ``async with`` it does nothing."""
+    """Somebody else holds the lock. It is false; in ``with`` and ``async with`` it does nothing."""
 
     ok: Literal[False] = field(default=False, init=False)
     reason: Literal["locked"] = field(default="locked", init=False)
+
+    def __bool__(self) -> Literal[False]:
+        return False
 
     def __enter__(self) -> Contended:
         return self
@@ -155,10 +165,13 @@ class Contended:
 
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
-    """There was nothing to adopt: the lock is gone, or its id was redeemed before."""
+    """There was nothing to adopt: the lock is gone, or its id was redeemed before. It is false."""
 
     ok: Literal[False] = field(default=False, init=False)
     reason: AbsenceReason = "not-found"
+
+    def __bool__(self) -> Literal[False]:
+        return False
 
 
 CONTENDED: Final = Contended()

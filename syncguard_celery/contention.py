@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from celery.exceptions import Retry
 
-from syncguard import Acquisition, LockBackend, LockError, LockInfo, Turn
+from syncguard import Acquisition, AcquisitionTimeout, ErrorContext, LockBackend, LockInfo, Turn
 from syncguard_celery.calls import Call
 from syncguard_celery.luggage import contended_since_ms
 from syncguard_celery.propagation import attaching
@@ -24,7 +24,7 @@ POLL_MS: Final = 500
 """A waiter is woken; this is for holders that wake nobody, and those that died."""
 
 
-class LockContended(LockError):
+class LockContended(AcquisitionTimeout):
     """The lock was held by somebody else for as long as the task was ready to try.
 
     Its arguments are its constructor's, because that is how result stores rebuild an error.
@@ -36,15 +36,13 @@ class LockContended(LockError):
         key_hash: str | None = None,
         fence: str | None = None,
         remaining_ms: int | None = None,
+        context: ErrorContext | None = None,
     ) -> None:
-        super().__init__("AcquisitionTimeout", message)
+        super().__init__(message, context)
         self.args = (message, key_hash, fence, remaining_ms)
         self.key_hash = key_hash
         self.fence = fence
         self.remaining_ms = remaining_ms
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self), self.args)
@@ -53,13 +51,14 @@ class LockContended(LockError):
 def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockContended:
     """The error for this key, with what is known of its holder."""
     if info is None:  # it let go meanwhile
-        return LockContended(key_hash=backend.hash(key))
+        return LockContended(key_hash=backend.hash(key), context=ErrorContext(key=key))
     remaining_ms = max(0, info.expires_at_ms - round(time.time() * 1000))
     return LockContended(
         f"the lock is held by somebody else, for {remaining_ms} ms more unless it is extended",
         info.key_hash,
         info.fence,
         remaining_ms,
+        ErrorContext(key=key),
     )
 
 

@@ -134,7 +134,7 @@ def _publish_once(
             tell(
                 task_lock_contended,
                 logging.INFO,
-                f"is not published: {twin} is queued or running",
+                f"was not published again: task {twin} with the same lock is queued or running",
                 Call(task.name, task, None, task.app),
                 lambda: backend.hash(key),
                 fence=info.fence,

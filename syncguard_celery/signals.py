@@ -50,12 +50,11 @@ def tell(
     if logger.isEnabledFor(level):
         logger.log(
             level,
-            "Task %s[%s] %s (key %s, fence %s%s%s)",
-            call.name,
-            call.task_id,
+            "%s %s (key %s%s%s%s)",
+            _who(call),
             text,
             hashed,
-            fence,
+            "" if fence is None else f", fence {fence}",
             _if_known(", waited %d ms", waited_ms),
             _if_known(", held %d ms", held_ms),
         )
@@ -70,6 +69,14 @@ def tell(
             held_ms=held_ms,
             **more,
         )
+
+
+def _who(call: Call) -> str:
+    if call.task_id is not None:
+        return f"Task {call.name}[{call.task_id}]"
+    if call.request is None and call.task is not None:  # it is being published
+        return f"Task {call.name}"
+    return f"Call of {'function' if call.task is None else 'task'} {call.name}"
 
 
 def _if_known(text: str, ms: float | None) -> str:

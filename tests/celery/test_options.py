@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery, Task
 
-from syncguard import LockError
+from syncguard import AcquisitionTimeout, LockError
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
 from syncguard_celery.backends import backend_of
@@ -278,4 +278,10 @@ class TestLockContended:
 
     def test_it_is_a_lock_error_and_can_be_built_of_nothing(self):
         assert isinstance(LockContended(), LockError)
+        assert isinstance(LockContended(), AcquisitionTimeout)
         assert LockContended().fence is None
+
+    def test_its_message_is_its_text_also_for_those_who_do_not_call_str(self):
+        # Sentry shows the attribute "message" of an error that has one.
+        assert self.error.message == str(self.error) == "text"
+        assert repr(self.error) == "LockContended('text')"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import time
@@ -42,6 +43,19 @@ def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
     assert second.id == first.id
     assert len(header_in(broker, queue)) == 1
     assert f"[{first.id}]@" in lock_of().holder
+
+
+def test_a_duplicate_is_logged_with_the_task_that_is_queued(workshop, scene, locks, caplog):
+    queue = f"nobody-{scene.name}"
+    first = workshop.unique.apply_async((scene.name,), queue=queue)
+    with caplog.at_level(logging.INFO, logger="syncguard.celery"):
+        workshop.unique.apply_async((scene.name,), queue=queue)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line == (
+        "Task workshop.unique was not published again:"
+        f" task {first.id} with the same lock is queued or running"
+        f" (key {locks.hash(f'unique:{scene.name}')}, fence {1:015d})"
+    )
 
 
 def test_a_duplicate_is_told_by_a_signal(workshop, scene, locks, lock_of):

@@ -102,6 +102,20 @@ def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, cap
     eventually(lambda: failure in caplog.record_tuples)
 
 
+def test_a_line_names_the_task_its_id_and_what_is_known(app, syncguard_backend, caplog):
+    @locked_task(app=app, name="named", key="named", on_contention="skip")
+    def task():
+        return None
+
+    with caplog.at_level(logging.DEBUG, logger="syncguard.celery"):
+        task.apply(task_id="the-id")
+        task()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("Task named[the-id] holds its lock (key ")
+    assert lines[2].startswith("Call of task named holds its lock (key ")
+    assert "None" not in "".join(lines)
+
+
 def test_no_key_and_no_lock_id_is_logged(settle, caplog, syncguard_backend):
     with caplog.at_level(logging.DEBUG, logger="syncguard.celery"):
         settle("secret")

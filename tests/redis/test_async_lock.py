@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from syncguard import Acquisition, LockError, LockLost, aio
+from syncguard import Acquisition, AcquisitionTimeout, LockError, LockLost, aio
 from syncguard.aio import AsyncAcquired, Contended, ExtendResult, ReleaseResult
 from syncguard.disposal import Disposal
 from syncguard.redis import AsyncRedisBackend, async_wire
@@ -42,7 +42,8 @@ def test_the_lock_is_held_in_the_block_and_free_after_it(syncguard_redis: RedisS
             with pytest.raises(LockError) as caught:
                 other = aio.lock(backend, "k", acquisition=ONCE).__aenter__()
                 await asyncio.create_task(other)  # type: ignore[arg-type]
-            assert caught.value.code == "AcquisitionTimeout"
+            assert isinstance(caught.value, AcquisitionTimeout)
+            assert caught.value.context.key == "k"
         assert not await backend.is_locked("k")
 
     run(syncguard_redis, body)

@@ -17,6 +17,7 @@ import syncguard
 from syncguard import (
     Acquired,
     Acquisition,
+    AcquisitionTimeout,
     Contended,
     ExtendResult,
     Lock,
@@ -61,7 +62,8 @@ def test_the_lock_is_released_when_the_body_raises(backend: RedisBackend) -> Non
 def test_a_held_lock_is_refused_to_others(backend: RedisBackend) -> None:
     with backend.acquire("k"), pytest.raises(LockError) as caught:  # type: ignore[union-attr]
         lock(backend, "k", acquisition=ONCE).__enter__()
-    assert caught.value.code == "AcquisitionTimeout"
+    assert isinstance(caught.value, AcquisitionTimeout)
+    assert caught.value.context.key == "k"
 
 
 def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(

@@ -1,4 +1,4 @@
-"""Errors: nine codes, a context that does not show itself, and texts that say what to do."""
+"""Errors: a class for each code, a context that does not show itself, texts that help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pickle
 
 import pytest
 
-from syncguard import ERROR_CODES, ErrorContext, LockError, LockLost
+import syncguard
+from syncguard import ERROR_CODES, ErrorContext, LockError, LockLost, aio, errors
 
 SPECIFIED = {
     "ServiceUnavailable",
@@ -34,6 +35,63 @@ def test_an_error_has_its_code_and_a_text_even_if_none_was_given(code):
     assert error.context == ErrorContext()
 
 
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_each_code_has_a_class_of_its_own_under_lock_error(code):
+    kind = getattr(syncguard, code)
+    assert kind is getattr(aio, code)
+    assert code in syncguard.__all__
+    assert code in aio.__all__
+    others = [getattr(syncguard, other) for other in ERROR_CODES if other != code]
+    assert issubclass(kind, LockError)
+    assert not issubclass(kind, tuple(others))
+    assert kind.code == code
+    assert code in errors.__doc__
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_an_error_made_by_its_code_is_of_the_class_of_that_code(code):
+    kind = getattr(syncguard, code)
+    context = ErrorContext("the key")
+    for error in (LockError(code, "text", context), LockError(code=code, message="text")):
+        assert type(error) is kind
+        assert str(error) == "text"
+    assert LockError(code, "text", context).context is context
+    assert LockError(code, context=context).context is context
+
+
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_the_class_of_a_code_needs_no_arguments_and_takes_a_text_and_a_context(code):
+    kind = getattr(syncguard, code)
+    context = ErrorContext("the key")
+    assert str(kind()) == str(LockError(code))
+    assert kind().code == code
+    assert kind("text", context).context is context
+    assert str(kind("text", context)) == "text"
+    assert repr(kind("text")) == f"{code}('text')"
+
+
+def test_an_error_is_caught_by_its_class_and_by_no_other():
+    with pytest.raises(syncguard.AcquisitionTimeout):
+        raise LockError("AcquisitionTimeout")
+    assert not isinstance(LockError("AcquisitionTimeout"), syncguard.NetworkTimeout)
+
+
+class MadeByUsers(LockError):
+    """A subclass with a code that is chosen when it is made."""
+
+
+class AlsoMadeByUsers(syncguard.AcquisitionTimeout):
+    """A subclass of the class of a code."""
+
+
+def test_subclasses_of_users_keep_their_class():
+    error = MadeByUsers("Internal", "text")
+    assert (type(error), error.code, str(error)) == (MadeByUsers, "Internal", "text")
+    assert repr(error) == "MadeByUsers('Internal', 'text')"
+    assert type(AlsoMadeByUsers("text")) is AlsoMadeByUsers
+    assert AlsoMadeByUsers().code == "AcquisitionTimeout"
+
+
 def test_an_unknown_code_cannot_be_made():
     with pytest.raises(ValueError, match="not an error code"):
         LockError("Oops")
@@ -54,7 +112,7 @@ def test_neither_the_error_nor_its_context_prints_what_it_was_about():
 
 
 def test_the_repr_names_the_code_and_the_text():
-    assert repr(LockError("Aborted", "stop")) == "LockError('Aborted', 'stop')"
+    assert repr(LockError("Aborted", "stop")) == "Aborted('stop')"
 
 
 def test_lock_lost_needs_no_arguments_and_is_a_lock_error():
@@ -64,14 +122,35 @@ def test_lock_lost_needs_no_arguments_and_is_a_lock_error():
     assert repr(error).startswith("LockLost(")
 
 
-@pytest.mark.parametrize("travel", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy])  # noqa: S301
+def through_a_result_store(error: LockError) -> LockError:
+    """As Celery does with JSON: the class by its module and name, called with the arguments."""
+    kind, args = type(error), list(error.args)
+    return getattr(__import__(kind.__module__, fromlist=[""]), kind.__name__)(*args)
+
+
 @pytest.mark.parametrize(
-    "error", [LockError("RateLimited", "slow down"), LockLost("gone")], ids=repr
+    "travel",
+    [
+        lambda error: pickle.loads(pickle.dumps(error)),  # noqa: S301
+        copy.copy,
+        copy.deepcopy,
+        through_a_result_store,
+    ],
+    ids=["pickle", "copy", "deepcopy", "result store"],
 )
-def test_errors_travel_between_processes(travel, error):
-    arrived = travel(error)
+@pytest.mark.parametrize("code", ERROR_CODES)
+def test_errors_travel_between_processes(travel, code):
+    for error in (LockError(code, "the text"), getattr(syncguard, code)("the text")):
+        arrived = travel(error)
+        assert type(arrived) is getattr(syncguard, code)
+        assert (arrived.code, str(arrived)) == (code, "the text")
+
+
+@pytest.mark.parametrize("error", [MadeByUsers("Internal", "x"), AlsoMadeByUsers("x")], ids=repr)
+def test_errors_of_users_travel_too(error):
+    arrived = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(arrived) is type(error)
-    assert (arrived.code, str(arrived)) == (error.code, str(error))
+    assert (arrived.code, str(arrived)) == (error.code, "x")
 
 
 def test_the_context_stays_behind_when_an_error_travels():

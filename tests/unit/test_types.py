@@ -102,6 +102,26 @@ def test_contention_says_that_the_lock_is_held_and_nothing_more():
     assert {field.name for field in dataclasses.fields(Contended)} == {"ok", "reason"}
 
 
+@pytest.mark.parametrize(
+    "result",
+    [acquired(), acquired(AsyncAcquired), ReleaseResult(True), ExtendResult(True, 1)],
+    ids=lambda result: type(result).__name__,
+)
+def test_what_succeeded_is_true(result):
+    assert result.ok
+    assert bool(result) is True
+
+
+@pytest.mark.parametrize(
+    "result",
+    [Contended(), NotAdopted(), ReleaseResult(False), ExtendResult(False)],
+    ids=lambda result: type(result).__name__,
+)
+def test_what_did_not_succeed_is_false(result):
+    assert not result.ok
+    assert bool(result) is False
+
+
 def test_contention_in_a_block_does_nothing():
     with CONTENDED as result:
         assert result is CONTENDED
