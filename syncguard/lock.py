@@ -60,12 +60,12 @@ def lock(
 ) -> Lock:
     """A lock for a ``with`` block or, as a decorator, for a function.
 
-    Waits for the lock as ``acquisition`` says, and raises ``LockError("AcquisitionTimeout")`` if
-    it does not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
+    Waits for the lock as ``acquisition`` says, and raises ``AcquisitionTimeout`` if it does
+    not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
     long. A lock that is lost meanwhile calls ``on_lost``, and leaving the block raises LockLost.
 
-    Code that holds the lock already gets ``LockError("InvalidArgument")`` at once. With
-    ``reentrant`` it enters again: the same fence, and only the outer block releases.
+    Code that holds the lock already gets ``InvalidArgument`` at once. With ``reentrant`` it
+    enters again: the same fence, and only the outer block releases.
     """
     options = Options(
         key,

@@ -1,8 +1,8 @@
 """``locked``: a lock around a function or a view, plain or ``async def``.
 
 A view is what is called with an ``HttpRequest``. If it cannot get its lock, it answers
-423 Locked with Retry-After; any other function raises ``LockError("AcquisitionTimeout")``. The
-transactions that ATOMIC_REQUESTS asks for are opened inside the lock.
+423 Locked with Retry-After; any other function raises ``AcquisitionTimeout``. The transactions
+that ATOMIC_REQUESTS asks for are opened inside the lock.
 """
 
 from __future__ import annotations
