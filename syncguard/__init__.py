@@ -41,6 +41,7 @@ from syncguard.keys import (
     validate_lock_id,
 )
 from syncguard.lock import Lock, hold, lock
+from syncguard.short_ttl import ShortTTLWarning
 from syncguard.telemetry import with_telemetry
 from syncguard.types import (
     Acquisition,
@@ -93,6 +94,7 @@ __all__ = [
     "ReleaseErrorContext",
     "ReleaseResult",
     "ServiceUnavailable",
+    "ShortTTLWarning",
     "Signal",
     "Turn",
     "TurnGiver",

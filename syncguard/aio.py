@@ -42,6 +42,7 @@ from syncguard.keys import (
     normalize_and_validate_key,
     validate_lock_id,
 )
+from syncguard.short_ttl import ShortTTLWarning
 from syncguard.types import (
     Acquisition,
     BackendCapabilities,
@@ -93,6 +94,7 @@ __all__ = [
     "ReleaseErrorContext",
     "ReleaseResult",
     "ServiceUnavailable",
+    "ShortTTLWarning",
     "Signal",
     "current_fence",
     "current_lock",

@@ -33,6 +33,7 @@ from syncguard.options import (
     was_lost,
 )
 from syncguard.schedule import Beat
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_async_waiter
 
@@ -100,12 +101,18 @@ class AsyncLock:
     """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
 
     def __init__(
-        self, backend: AsyncLockBackend, options: Options, acquired: AsyncAcquired | None = None
+        self,
+        backend: AsyncLockBackend,
+        options: Options,
+        acquired: AsyncAcquired | None = None,
+        *,
+        function: Callable[..., object] | None = None,
     ) -> None:
         check_backend(backend, wants_async=True)
         self._backend = backend
         self._options = options
         self._acquired = acquired
+        self._function = function
         self._free: list[None] = [None]
         self._held: Held | None = None
         self._block: Block | None = None
@@ -171,7 +178,7 @@ class AsyncLock:
 
         @functools.wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            async with AsyncLock(self._backend, self._options):
+            async with AsyncLock(self._backend, self._options, function=function):
                 return covered(await function(*args, **kwargs), wants_async=True)
 
         return locked
@@ -181,6 +188,8 @@ class AsyncLock:
 
     async def _acquire(self) -> AsyncAcquired:
         options = self._options
+        if options.ttl_ms < SHORT_TTL_MS:
+            warn_of_short_ttl(options.ttl_ms, self._function)
         steps: Acquiring[AsyncAcquired] = acquiring(
             options.acquisition, monotonic_ms, key=options.key
         )

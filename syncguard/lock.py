@@ -34,6 +34,7 @@ from syncguard.options import (
     may_enter,
     was_lost,
 )
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 from syncguard.waiting import open_waiter
 
@@ -106,13 +107,19 @@ class Lock:
     """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
 
     def __init__(
-        self, backend: LockBackend, options: Options, acquired: Acquired | None = None
+        self,
+        backend: LockBackend,
+        options: Options,
+        acquired: Acquired | None = None,
+        *,
+        function: Callable[..., object] | None = None,
     ) -> None:
         check_backend(backend, wants_async=False)
         check_callback("on_release_error", options.on_release_error, may_be_async=False)
         self._backend = backend
         self._options = options
         self._acquired = acquired
+        self._function = function
         self._free: list[None] = [None]
         self._held: Held | None = None
         self._block: Block | None = None
@@ -134,6 +141,8 @@ class Lock:
                 if around is not None:
                     self._enter(around.held, around)
                     return around.held
+            if self._options.ttl_ms < SHORT_TTL_MS:
+                warn_of_short_ttl(self._options.ttl_ms, self._function)
             waiter = open_waiter(self._backend, self._options.key)
             return self._hold(self._acquire(waiter))
         except BaseException as error:
@@ -209,7 +218,7 @@ class Lock:
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with Lock(self._backend, self._options):
+            with Lock(self._backend, self._options, function=function):
                 return covered(function(*args, **kwargs), wants_async=False)
 
         return locked

@@ -16,6 +16,7 @@ from celery.exceptions import Reject
 
 from syncguard import LockLost
 from syncguard.key_templates import Binder, KeySource, key_maker
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard_celery.calls import MARK, call_of, is_bound
 from syncguard_celery.entering import Entering, Skipped
 from syncguard_celery.exiting import leave
@@ -87,6 +88,8 @@ class LockedFunction:
         """Call the function under its lock."""
         if suspended():
             return self.function(*args, **kwargs)
+        if self.options.ttl_ms < SHORT_TTL_MS:
+            warn_of_short_ttl(self.options.ttl_ms, self.function)
         call = call_of(self, self.name, self._app)
         before = innermost()
         outer = [holding.interrupt for holding in enclosing()] if before else []

@@ -31,6 +31,7 @@ from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from
 from syncguard.redis.connections import AsyncNodePool, AsyncPool, async_wire_pool
 from syncguard.redis.extending import AsyncRedisExtendChannel
 from syncguard.redis.replies import Granted, sanitized
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import (
     CONTENDED,
     Contended,
@@ -120,6 +121,8 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     ) -> AsyncAcquired | Contended:
         """Try once to take the lock."""
         call = self._calls.acquire(key, ttl_ms, holder)
+        if ttl_ms < SHORT_TTL_MS:
+            warn_of_short_ttl(ttl_ms)
         check_signal(signal)
         answer = await self._run_acquire(call, ttl_ms)
         return CONTENDED if isinstance(answer, Refusal) else answer

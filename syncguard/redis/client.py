@@ -31,6 +31,7 @@ from syncguard.redis.pipelining import run_in_turn, run_together
 from syncguard.redis.replies import Granted, sanitized
 from syncguard.redis.waiting import RedisWaiter
 from syncguard.redis.wire import CommandRunner, Runner, Wire
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import (
     CONTENDED,
     Contended,
@@ -115,6 +116,8 @@ class RedisBackend(Configured, Lockable):
     ) -> Acquired | Contended:
         """Try once to take the lock."""
         call = self._calls.acquire(key, ttl_ms, holder)
+        if ttl_ms < SHORT_TTL_MS:
+            warn_of_short_ttl(ttl_ms)
         check_signal(signal)
         answer = self.run_acquire(call, ttl_ms)
         return CONTENDED if isinstance(answer, Refusal) else answer

@@ -1,4 +1,4 @@
-"""Pytest fixtures: a real Redis, and a SyncGuard backend on it.
+"""Pytest fixtures: a real Redis, and a SyncGuard backend on it. Short TTLs are not warned of.
 
 Pytest loads this module in every session of everybody who installed SyncGuard; drivers and
 backends are therefore imported inside the fixtures that need them.
@@ -15,6 +15,12 @@ from syncguard.testing.server import RedisServer
 
 if TYPE_CHECKING:
     from syncguard.redis import RedisBackend
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Tests use short TTLs on purpose. The last line of the ini-file wins, also over "error";
+    # -W and the mark filterwarnings win over that.
+    config.addinivalue_line("filterwarnings", "ignore::syncguard.ShortTTLWarning")
 
 
 @pytest.fixture(scope="session")

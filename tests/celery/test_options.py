@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import redis
 from celery import Celery, Task
 
-from syncguard import AcquisitionTimeout, LockError
+from syncguard import AcquisitionTimeout, LockError, ShortTTLWarning
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
 from syncguard_celery.backends import backend_of
@@ -285,3 +286,24 @@ class TestLockContended:
         # Sentry shows the attribute "message" of an error that has one.
         assert self.error.message == str(self.error) == "text"
         assert repr(self.error) == "LockContended('text')"
+
+
+def test_a_short_ttl_is_warned_of_once_for_each_task_when_it_runs(app, syncguard_backend):
+    chosen = {"app": app, "backend": syncguard_backend, "ttl_ms": 30, "auto_extend": False}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+
+        @locked_task(name="seconds", key="seconds", **chosen)
+        def seconds():
+            return None
+
+        @locked_task(name="others", key="others", **chosen)
+        def others():
+            return None
+
+        assert told == [], "nothing at import"
+        for task in (seconds, others, seconds, others):
+            task.apply()
+    found = [(w.category, w.filename, w.lineno) for w in told]
+    lines = [task.__wrapped__.__code__.co_firstlineno for task in (seconds, others)]
+    assert found == [(ShortTTLWarning, __file__, line) for line in lines]

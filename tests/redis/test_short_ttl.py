@@ -1,0 +1,163 @@
+"""A TTL below one second is likely meant in seconds: a warning says so, once a call site."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+
+import pytest
+
+import syncguard
+from syncguard import ShortTTLWarning, aio, lock
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.testing import RedisServer
+
+
+@pytest.fixture
+def told() -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of this test, as a program sees them that changed no filter."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        yield caught
+
+
+def enter(backend: RedisBackend, ttl_ms: int) -> None:
+    with lock(backend, "k", ttl_ms):
+        pass
+
+
+def test_a_ttl_meant_in_seconds_is_warned_of_in_milliseconds(syncguard_backend, told):
+    enter(syncguard_backend, 30)
+    (warning,) = told
+    assert warning.category is ShortTTLWarning
+    assert str(warning.message) == (
+        "ttl_ms=30 is 30 milliseconds, not seconds: the lock expires after 0.03 s."
+        " Write ttl_ms=30_000 for 30 seconds."
+    )
+
+
+def test_the_warning_names_the_line_that_asks_for_the_lock(syncguard_backend, told):
+    enter(syncguard_backend, 30)
+    (warning,) = told
+    assert warning.filename == __file__
+    assert warning.lineno == enter.__code__.co_firstlineno + 1
+
+
+def test_a_call_site_is_warned_of_once_and_each_for_itself(syncguard_backend, told):
+    for _ in range(3):
+        enter(syncguard_backend, 999)
+    for _ in range(3):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(lock(syncguard_backend, "k", 999))
+    assert len(told) == 2
+    assert {warning.filename for warning in told} == {__file__}
+
+
+def test_one_second_or_more_is_fine(syncguard_backend, told):
+    enter(syncguard_backend, 1_000)
+    assert syncguard_backend.acquire("k", 1_000)
+    assert told == []
+
+
+def test_acquire_warns_too(syncguard_backend, told):
+    assert syncguard_backend.acquire("k", 500)
+    assert syncguard.with_telemetry(syncguard_backend, on_event=print).acquire("other", 500)
+    assert [warning.filename for warning in told] == [__file__, __file__]
+
+
+def test_what_is_held_already_is_not_warned_of_again(syncguard_backend, told):
+    acquired = syncguard_backend.acquire("k", 500)
+    told.clear()
+    with syncguard.hold(syncguard_backend, acquired):
+        pass
+    assert told == []
+
+
+def test_asyncio_warns_too(syncguard_redis: RedisServer, told):
+    async def main() -> None:
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            async with aio.lock(backend, "k", 500):
+                pass
+            assert await backend.acquire("k", 500)
+
+    asyncio.run(main())
+    assert [warning.filename for warning in told] == [__file__, __file__]
+    assert all(warning.category is aio.ShortTTLWarning for warning in told)
+
+
+SOURCE = """
+from syncguard import lock
+
+@lock(backend, "k", 30)
+def settle():
+    pass
+
+@lock(backend, "k", 30)
+def collect():
+    pass
+"""
+
+
+def test_nothing_is_warned_of_while_a_module_is_imported(syncguard_backend, told):
+    module = ModuleType("of_a_user")
+    module.__dict__.update(backend=syncguard_backend, __file__="of_a_user.py")
+    exec(compile(SOURCE, "of_a_user.py", "exec"), module.__dict__)  # noqa: S102
+    assert told == []
+    for function in (module.settle, module.collect, module.settle):
+        function()
+    # The line of the function: all functions of a framework are called from the same line.
+    assert [(warning.filename, warning.lineno) for warning in told] == [
+        ("of_a_user.py", 4),
+        ("of_a_user.py", 8),
+    ]
+
+
+def test_a_decorated_callable_without_code_is_warned_of_where_it_is_called(syncguard_backend, told):
+    lock(syncguard_backend, "k", 30)(partial(int, "1"))()
+    (warning,) = told
+    assert warning.filename == __file__
+
+
+@pytest.mark.filterwarnings("error::syncguard.ShortTTLWarning")
+def test_where_warnings_are_errors_nothing_is_sent(syncguard_redis, syncguard_backend):
+    before = syncguard_redis.commands_processed()
+    with pytest.raises(ShortTTLWarning):
+        enter(syncguard_backend, 30)
+    with pytest.raises(ShortTTLWarning):
+        syncguard_backend.acquire("k", 30)
+    assert syncguard_redis.commands_processed() == before
+
+
+def test_the_pytest_plugin_silences_the_warning(run_pytest):
+    """Tests use short TTLs on purpose. The option -W asks for the warning."""
+    quiet = run_pytest()
+    assert " 1 passed" in quiet, quiet
+    loud = run_pytest("-W", "error::syncguard.ShortTTLWarning")
+    assert "ShortTTLWarning: ttl_ms=30 is 30 milliseconds" in loud, loud
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    (tmp_path / "test_user.py").write_text(
+        "def test_it(syncguard_backend):\n    with syncguard_backend.lock('k', 30):\n        pass\n"
+    )
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nfilterwarnings = error\nasyncio_default_fixture_loop_scope = function\n"
+    )
+
+    def run(*options: str) -> str:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "."]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DJANGO_")}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        )
+        return done.stdout + done.stderr
+
+    return run
