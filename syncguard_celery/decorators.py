@@ -10,6 +10,7 @@ from celery import shared_task
 from syncguard import DEFAULT_TTL_MS
 from syncguard.key_templates import KeySource
 from syncguard_celery import publishing, revoking
+from syncguard_celery.misspelling import refuse_misspelt
 from syncguard_celery.options import (
     DEFAULT_PENDING_TTL_MS,
     DEFAULT_UNAVAILABLE_TIMEOUT_MS,
@@ -134,6 +135,7 @@ def locked_task(
         reentrant=reentrant,
     )
 
+    refuse_misspelt(task_options, app)
     if at == "publish":
         revoking.listen()
 

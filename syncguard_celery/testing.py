@@ -17,7 +17,8 @@ __all__ = ["assert_locks", "assert_runs_unlocked", "lock_key", "unlocked"]
 def unlocked() -> Suspension:
     """Run locked tasks without their locks, in this process; no backend is needed.
 
-    For a ``with`` block or, as a decorator, for a function. ``current_lock()`` is None meanwhile.
+    For a ``with`` block or, as a decorator, for a function. A task still has a fence, of 15 digits
+    and larger than those before: ``current_fence()`` and ``current_lock()`` work as always.
     """
     return Suspension()
 

@@ -12,12 +12,13 @@ import pytest
 import redis
 from celery import Celery, Task
 
-from syncguard import AcquisitionTimeout, LockError, ShortTTLWarning
+from syncguard import AcquisitionTimeout, InvalidArgument, LockError, ShortTTLWarning
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import MARK, locked_function
 from syncguard_celery.labels import holder_label, task_id_in
+from syncguard_celery.misspelling import refuse_misspelt
 from syncguard_celery.options import LockOptions
 
 
@@ -305,5 +306,76 @@ def test_a_short_ttl_is_warned_of_once_for_each_task_when_it_runs(app, syncguard
         for task in (seconds, others, seconds, others):
             task.apply()
     found = [(w.category, w.filename, w.lineno) for w in told]
-    lines = [task.__wrapped__.__code__.co_firstlineno for task in (seconds, others)]
+    lines = [locked_function(t).function.__code__.co_firstlineno for t in (seconds, others)]
     assert found == [(ShortTTLWarning, __file__, line) for line in lines]
+
+
+class WithOptions(Task):
+    """A task class of a user, with an option that looks like one of ours."""
+
+    ttl = None
+    keys = ()
+
+
+def nothing(): ...
+
+
+class TestMisspelling:
+    @pytest.mark.parametrize(
+        ("misspelt", "meant"),
+        [
+            ("on_contetion", "on_contention"),
+            ("on_contension", "on_contention"),
+            ("oncontention", "on_contention"),
+            ("ttl", "ttl_ms"),
+            ("ttl_s", "ttl_ms"),
+            ("tll_ms", "ttl_ms"),
+            ("max_hold", "max_hold_ms"),
+            ("min_hold_seconds", "min_hold_ms"),
+            ("contention_timeout", "contention_timeout_ms"),
+            ("autoextend", "auto_extend"),
+            ("on_loss", "on_lost"),
+            ("re_entrant", "reentrant"),
+            ("skip_results", "skip_result"),
+            ("backed", "backend"),
+        ],
+    )
+    def test_what_is_close_to_an_option_of_ours_is_refused_by_name(self, app, misspelt, meant):
+        for chosen in (app, None):
+            with pytest.raises(InvalidArgument) as caught:
+                locked_task(key="k", app=chosen, **{misspelt: 5})
+            assert str(caught.value).startswith(f"{misspelt} is no option ")
+            assert str(caught.value).endswith(f"did you mean {meant}?")
+
+    def test_a_task_class_that_knows_the_option_takes_it(self, app):
+        @locked_task(app=app, base=WithOptions, key="k", ttl=5, keys=("a",))
+        def task(): ...
+
+        assert (task.ttl, task.keys) == (5, ("a",))
+
+    def test_the_task_class_of_the_app_may_know_it(self):
+        with Celery("own", fixups=[], set_as_current=False, task_cls=WithOptions) as own:
+            task = locked_task(app=own, key="k", ttl=5)(nothing)
+            assert task.ttl == 5
+
+    def test_options_that_look_like_none_of_ours_pass(self, app):
+        task = locked_task(app=app, key="k", tenant="acme", importance=3)(nothing)
+        assert (task.tenant, task.importance) == ("acme", 3)
+
+    def test_every_option_of_celery_passes(self, app):
+        options = {name for name in vars(Task) if not name.startswith("_")}
+        options |= {"name", "base", "bind", "shared", "lazy", "filter", "fun", "pydantic"}
+        options |= {
+            "pydantic_strict",
+            "pydantic_context",
+            "pydantic_dump_kwargs",
+            "dont_autoretry_for",
+        }
+        options |= {
+            "autoretry_for",
+            "retry_kwargs",
+            "retry_backoff",
+            "retry_backoff_max",
+            "retry_jitter",
+        }
+        refuse_misspelt(dict.fromkeys(options), app)

@@ -21,15 +21,16 @@ def app():
 def settle(app):
     @locked_task(app=app, key="invoice:{invoice_id}", at="publish")
     def settle(invoice_id):
-        return current_lock(), current_fence()
+        current_lock().ensure_held()
+        return current_fence()
 
     return settle
 
 
 def test_unlocked_tasks_need_no_redis(settle):
     with unlocked():
-        assert settle(42) == (None, None)
-        assert settle.apply((42,)).get() == (None, None)
+        assert settle(42)
+        assert settle.apply((42,)).get()
         settle.delay(42)
 
 
@@ -40,7 +41,34 @@ def test_unlocked_works_as_a_decorator_and_nests(settle):
             settle(42)
         return settle(42)
 
-    assert test() == (None, None)
+    assert test()
+
+
+def test_unlocked_tasks_have_fences_that_grow(settle):
+    with unlocked():
+        fences = [settle(number) for number in (42, 43, 42)]
+    assert fences == sorted(set(fences))
+    assert all(len(fence) == 15 and fence.isdecimal() for fence in fences)
+    assert current_lock() is None
+
+
+def test_an_unlocked_task_that_calls_itself_has_one_fence_for_both(app, settle):
+    @locked_task(app=app, key="invoice:{invoice_id}")
+    def outer(invoice_id):
+        return current_fence(), settle(invoice_id), settle(invoice_id + 1), current_fence()
+
+    with unlocked():
+        before, inner, other, after = outer(42)
+    assert before == inner == after < other
+
+
+def test_an_unlocked_task_without_a_key_has_no_fence(app):
+    @locked_task(app=app, key=lambda n: None)
+    def fenceless(n):
+        return current_fence()
+
+    with unlocked():
+        assert fenceless(1) is None
 
 
 def test_the_key_of_a_call_can_be_asked_for(settle):
