@@ -13,7 +13,7 @@ from typing import Final
 
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import MAX_TTL_MS
-from syncguard.current import Block, block_here
+from syncguard.current import Block, block_here, innermost
 from syncguard.disposal import Disposal
 from syncguard.handles import Grant
 from syncguard.held import Held
@@ -29,7 +29,7 @@ def pretend(key: str) -> Iterator[Held]:
     around = block_here(_NO_BACKEND, key)
     held = _held(key) if around is None else around.held
     block = Block(_NO_BACKEND, key, held, around)
-    block.enter()
+    innermost.set(block)
     try:
         yield held
     finally:

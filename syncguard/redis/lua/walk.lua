@@ -24,7 +24,7 @@ local names = {}
 for i = 1, #members, 2 do
   names[#names + 1] = members[i]
   -- Lua cannot unpack many more; and a small set comes whole, whatever the count.
-  if #names == 1000 or i + 1 == #members then
+  if #names == 512 or i + 1 == #members then
     for _, lock in ipairs(redis.call('MGET', unpack(names))) do
       if lock and matches(lock) then
         found[#found + 1] = lock
