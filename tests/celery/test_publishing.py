@@ -207,9 +207,9 @@ def test_a_duplicate_does_not_hang_its_chain_group_or_chord(prefork, workshop, s
 def test_a_message_that_is_delivered_twice_is_redeemed_once(
     prefork, workshop, scene, deliver_twice, lock_of, eventually
 ):
-    deliver_twice(workshop.unique, scene.name, True)
+    result = deliver_twice(workshop.unique, scene.name, True)
     scene.seen("enter")
-    eventually(lambda: "found its lock held by somebody else: skip" in prefork.log)
+    eventually(lambda: f"[{result.id}] found its lock held by somebody else" in prefork.log)
     scene.go()
     scene.seen("leave")
     eventually(lambda: lock_of() is None)

@@ -16,7 +16,7 @@ def work(name: str, die: bool) -> str:
     note(name, "begin")
     if die and notes.set(f"died:{name}", "1", nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
-    wait_for_go(name)
+    wait_for_go(name, 100)  # a second worker may have to be started meanwhile
     note(name, "end")
     return f"done with {current_fence()}"
 
