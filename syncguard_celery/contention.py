@@ -15,6 +15,7 @@ from syncguard_celery.calls import Call
 from syncguard_celery.luggage import contended_since_ms
 from syncguard_celery.propagation import attaching
 from syncguard_celery.redelivery import copy_mark
+from syncguard_celery.republishing import below_visibility_timeout
 from syncguard_celery.turns import attempts_of
 
 GLIMPSES: Final = 5
@@ -87,7 +88,7 @@ def republish(call: Call, error: LockContended, turn: Turn, contended_ms: float 
     """
     task: Any = call.task
     request: Any = call.request
-    seconds = turn.delay_ms / 1000
+    seconds = below_visibility_timeout(call.app, turn.delay_ms) / 1000
     since_ms = contended_since_ms(request)
     signature = task.signature_from_request(request, countdown=seconds, retries=request.retries)
     with attaching(

@@ -229,7 +229,7 @@ class Entering:
             if left is not None:
                 left -= (time.monotonic() - met) * 1000
                 if left <= 0:
-                    raise error
+                    raise contended(backend, key, backend.lookup(key=key))
             turn = next_turn(backend, key, call.request, left, waits=False)
         raise republish(call, error, turn, (time.monotonic() - met) * 1000)
 

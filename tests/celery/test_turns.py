@@ -209,6 +209,18 @@ def test_with_a_backend_that_keeps_no_queue_a_task_comes_back_later_each_time(
     assert "place" not in again.came_with
 
 
+def test_a_task_comes_back_before_the_broker_delivers_its_message_again(
+    app, hot, deliver, syncguard_backend, syncguard_redis
+):
+    app.conf.broker_transport_options = {"visibility_timeout": 4}
+    with syncguard_redis.client() as client:
+        client.hset("syncguard:id::queue:syncguard:hot", "holdMs", 60_000)
+    with syncguard_backend.acquire("hot", 600_000):
+        hot.delay()
+        delivered = deliver()
+    assert (delivered.state, delivered.result.exception.exc.when) == ("RETRY", 2.0)
+
+
 def test_a_place_that_makes_no_sense_is_none(hot, deliver, syncguard_backend, monkeypatch):
     monkeypatch.setattr(turns, "luggage_of", lambda _request: {"place": "soon", "attempts": -1})
     with syncguard_backend.acquire("hot", 600_000):
