@@ -66,6 +66,7 @@ def test_the_sdist_has_what_its_tests_and_its_documentation_need(built):
     assert "example_project/demo.py" in names
 
 
+@pytest.mark.timeout(1_200)  # it downloads and installs Django and Celery
 def test_the_quick_start_runs_from_the_wheel_in_an_empty_environment(
     built, tmp_path, syncguard_redis
 ):
