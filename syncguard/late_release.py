@@ -19,6 +19,8 @@ from syncguard.held import Held
 from syncguard.lock import Lock
 from syncguard.types import ReleaseResult
 
+__all__ = ["LateRelease", "release_later", "release_together"]
+
 
 class LateRelease:
     """A lock that is still held after its block. Dropping this stops its extension."""

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import syncguard_django
 
-PUBLIC = ("syncguard", "syncguard.aio", "syncguard.key_templates", "syncguard.redis")
+PUBLIC = (
+    "syncguard",
+    "syncguard.aio",
+    "syncguard.current",
+    "syncguard.key_templates",
+    "syncguard.late_release",
+    "syncguard.redis",
+)
 
 
 def imports():
