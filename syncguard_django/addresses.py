@@ -6,7 +6,8 @@ Pure: no settings, no client, no I/O. Django's debug page prints settings and lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from typing import Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -62,6 +63,16 @@ class Address:
             return f"unix://{self.path}{query}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{query}"
+
+    def without(self, options: Iterable[str]) -> Address:
+        """The address without these options in its query: they are given otherwise."""
+        given = set(options)
+        kept = [pair for pair in parse_qsl(self.query, True) if pair[0] not in given]
+        return replace(self, query=urlencode(kept))
+
+    @property
+    def options_in_query(self) -> frozenset[str]:
+        return frozenset(name for name, _ in parse_qsl(self.query, True))
 
     @property
     def server(self) -> tuple[str, int]:

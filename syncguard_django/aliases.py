@@ -176,7 +176,7 @@ def _made(settings: AliasSettings, cls: Any, **more: object) -> Any:
     options = {**settings.options, **more}
     try:
         return cls.from_url(
-            settings.address.url,
+            settings.address.without(options).url,  # redis-py lets the query win
             key_prefix=settings.key_prefix,
             hash_secret=settings.hash_secret,
             fence_floor=settings.fence_floor,

@@ -46,6 +46,7 @@ def check_settings(**_kwargs: Any) -> Sequence[CheckMessage]:
         *(message for alias in aliases for message in _unusable(alias)),
         *(message for pair in combinations(aliases, 2) for message in _overlapping(*pair)),
         *(message for alias in aliases for message in _flushed_by_a_cache(alias)),
+        *(message for alias in aliases for message in _said_twice(alias)),
     ]
 
 
@@ -97,6 +98,16 @@ def _flushed_by_a_cache(alias: AliasSettings) -> Iterator[CheckMessage]:
                 ' from going back, set FENCE_FLOOR: "clock".',
                 id="syncguard.W002",
             )
+
+
+def _said_twice(alias: AliasSettings) -> Iterator[CheckMessage]:
+    for name in alias.overridden:
+        yield Warning(
+            f'{SETTING}["{alias.alias}"] names {name} in the query of LOCATION and in OPTIONS;'
+            " OPTIONS wins.",
+            hint="Keep one of the two.",
+            id="syncguard.W004",
+        )
 
 
 def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:

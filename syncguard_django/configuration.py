@@ -83,6 +83,8 @@ class AliasSettings:
     cache: str | None
     options: Mapping[str, object] = field(repr=False)
     """For the client: everything but the host and the port."""
+    overridden: tuple[str, ...]
+    """Options that the query of LOCATION names too. OPTIONS wins."""
 
     @property
     def db(self) -> object:
@@ -212,6 +214,7 @@ class _Reader:
             ),
             cache=self._entry.get("CACHE"),
             options={name: value for name, value in options.items() if value is not None},
+            overridden=tuple(sorted(address.options_in_query & own.keys())),
         )
 
     def _redis(self) -> tuple[Address, Mapping[str, object]]:

@@ -11,6 +11,7 @@ import redis.asyncio
 from syncguard.disposal import Disposal, check_callback
 from syncguard.errors import invalid_argument
 from syncguard.redis.calls import Call, Calls, FenceFloor
+from syncguard.redis.client_options import check_types, unknown_option
 from syncguard.types import BackendCapabilities, OnReleaseError
 
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class Configured:
 
 
 def client_from_url(make: Callable[..., T], url: str, options: dict[str, object]) -> T:
+    check_types(options)
     try:
         client = make(url, **options)
         pool: Any = client.connection_pool  # type: ignore[attr-defined]
@@ -87,6 +89,9 @@ def client_from_url(make: Callable[..., T], url: str, options: dict[str, object]
     except Exception as error:
         # "from None", and no part of the original text: a malformed URL puts a piece of itself
         # there, and that piece may be the password.
+        unknown = unknown_option(error, options) if isinstance(error, TypeError) else None
+        if unknown is not None:
+            raise unknown from None
         what = "option is unknown" if isinstance(error, TypeError) else "URL is malformed"
         raise invalid_argument(
             f"no Redis client can be made: the {what}; a URL looks like"

@@ -59,7 +59,7 @@ def test_a_backend_that_cannot_be_imported_is_refused(configure):
 
 
 def test_a_value_that_only_the_backend_can_judge_is_refused_without_being_shown(configure):
-    configure(OPTIONS={"hunter2": 1})
+    configure(OPTIONS={"retry": "hunter2"})
     with pytest.raises(ImproperlyConfigured, match=r'SYNCGUARD\["default"\]: no Redis client') as e:
         locks["default"]
     assert "hunter2" not in str(e.value)
@@ -224,3 +224,23 @@ def test_a_backend_without_an_asyncio_twin_is_refused(configure):
 
     with pytest.raises(ImproperlyConfigured, match=r"collections\.AsyncOrderedDict cannot be"):
         asyncio.run(run())
+
+
+def client_options(backend):
+    return backend._client.connection_pool.connection_kwargs
+
+
+def test_options_win_over_the_query_of_the_location(configure, syncguard_redis):
+    address = f"{syncguard_redis.url}?socket_timeout=17&socket_connect_timeout=18&client_name=shop"
+    configure(LOCATION=address, OPTIONS={"socket_timeout": 7})
+    kept = client_options(locks["default"])
+    assert kept["socket_timeout"] == 7
+    assert kept["socket_connect_timeout"] == 18
+    assert kept["client_name"] == "shop"
+    assert not locks["default"].is_locked("k")
+
+
+def test_the_inspector_is_not_made_patient_by_the_query_of_the_location(configure, syncguard_redis):
+    configure(LOCATION=f"{syncguard_redis.url}?socket_timeout=17&socket_connect_timeout=18")
+    kept = client_options(locks.inspector("default"))
+    assert kept["socket_timeout"] == kept["socket_connect_timeout"] == 2.0

@@ -68,6 +68,37 @@ def test_a_missing_package_is_an_error(found):
 
 
 @pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"socket_timeout": "5"}, "socket_timeout must be a number of seconds, not str"),
+        ({"socket_timeout": True}, "socket_timeout must be a number of seconds, not bool"),
+        ({"max_connections": 5.0}, "max_connections must be a whole number, not float"),
+        ({"socket_keepalive": "yes"}, "socket_keepalive must be True or False, not str"),
+        ({"socket_timout": 5}, "socket_timout is unknown to redis-py"),
+    ],
+    ids=str,
+)
+def test_a_wrong_client_option_is_an_error_that_names_it(found, option, said):
+    messages = found({"default": {"LOCATION": "redis://", "OPTIONS": option}})
+    assert list(messages) == ["syncguard.E003"]
+    assert said in messages["syncguard.E003"].msg
+
+
+def test_right_client_options_are_fine(found):
+    right = {"socket_timeout": 5, "socket_connect_timeout": 0.5, "max_connections": 5}
+    right |= {"socket_keepalive": True, "client_name": "shop", "health_check_interval": 30}
+    assert found({"default": {"LOCATION": "redis://", "OPTIONS": right}}) == {}
+
+
+def test_an_option_in_the_query_and_in_options_is_a_warning(found):
+    address = "redis://localhost/0?socket_timeout=1&client_name=hunter2"
+    messages = found({"default": {"LOCATION": address, "OPTIONS": {"socket_timeout": 5}}})
+    assert list(messages) == ["syncguard.W004"]
+    assert "socket_timeout" in messages["syncguard.W004"].msg
+    assert "client_name" not in messages["syncguard.W004"].msg
+
+
+@pytest.mark.parametrize(
     ("one", "other", "overlap"),
     [
         ("shop", "shop", True),
@@ -173,7 +204,7 @@ def test_no_check_shows_a_password(found):
         "a": {"LOCATION": "redis://:hunter2@redis.example/0", "KEY_PREFIX": "x", "WRONG": 1},
         "b": {"LOCATION": "redis://:hunter2@redis.example/0"},
         "c": {"LOCATION": "redis://host:hunter2/0"},
-        "d": {"LOCATION": "redis://:hunter2@redis.example/0", "OPTIONS": {"hunter2": 1}},
+        "d": {"LOCATION": "redis://:hunter2@redis.example/0", "OPTIONS": {"db": "hunter2"}},
     }
     messages = found(aliases, deploy=True)
     assert len(messages) > 3
