@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
-from django.http import HttpResponse
 
-from syncguard import Acquisition, LockError, LockInfo
+from syncguard import Acquisition, LockError
 from syncguard.key_templates import key_of
-from syncguard_django.aliases import alocks, locks
+from syncguard.short_ttl import warn_of_short_ttl
 from syncguard_django.configuration import DEFAULT_ALIAS, Until, configuration
 from syncguard_django.deferred_locks import finished
 from syncguard_django.holder_label import label_of
 from syncguard_django.locking import OnLost, alock, lock
+from syncguard_django.refusals import ask, ask_async, refusal, retry_after_s
 from syncguard_django.view_transactions import (
     RequestTransactions,
     open_inside_the_lock,
@@ -96,13 +94,15 @@ def _locked(
         aliases = transactions.to_open()
         warned = options["until"] != "block" and transactions.warn_if_open(function)
         taken = lock(key, **_named(options, function))
+        warn_of_short_ttl(_ttl_ms(options), function)
         with ExitStack() as stack:
             try:
                 held = stack.enter_context(taken.without_warning() if warned else taken)
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or request is None:
                     raise
-                return _refusal(_ask(key, options["using"]), options)
+                seconds = retry_after_s(ask(key, options["using"]), _ttl_ms(options))
+                return refusal(function, args, kwargs, seconds)
             if not aliases:
                 return finished(function(*args, **kwargs))
             # Left inside the transaction, the lock is released after the commit and before the
@@ -121,14 +121,17 @@ def _locked_async(
 ) -> Callable[..., Any]:
     async def locked(*args: Any, **kwargs: Any) -> Any:
         key = find_key(*args, **kwargs)
+        taken = alock(key, **_named(options, function))
+        warn_of_short_ttl(_ttl_ms(options), function)
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(alock(key, **_named(options, function)))
+                await stack.enter_async_context(taken)
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or request_of(args, kwargs) is None:
                     raise
-                return _refusal(await _ask_async(key, options["using"]), options)
-            return await function(*args, **kwargs)
+                info = await ask_async(key, options["using"])
+                return refusal(function, args, kwargs, retry_after_s(info, _ttl_ms(options)))
+            return finished(await function(*args, **kwargs))
 
     return locked
 
@@ -138,28 +141,6 @@ def _named(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, A
     return {**options, "holder": options["holder"] or label_of(function)}
 
 
-def _ask(key: str, using: str) -> LockInfo | None:
-    try:
-        return locks[using].lookup(key=key)
-    except LockError:
-        return None
-
-
-async def _ask_async(key: str, using: str) -> LockInfo | None:
-    try:
-        return await alocks[using].lookup(key=key)
-    except LockError:
-        return None
-
-
-def _refusal(info: LockInfo | None, options: dict[str, Any]) -> HttpResponse:
-    """423, and when the holder's time is over at the latest: a number of seconds within our TTL."""
-    ttl_ms = options["ttl_ms"] or configuration().of(options["using"]).ttl_ms
-    remaining_ms = ttl_ms if info is None else info.expires_at_ms - time.time() * 1000
-    seconds = math.ceil(max(1.0, min(remaining_ms, ttl_ms) / 1000))
-    return HttpResponse(
-        "This resource is locked. Try again later.\n",
-        status=423,
-        content_type="text/plain; charset=utf-8",
-        headers={"Retry-After": str(seconds)},
-    )
+def _ttl_ms(options: dict[str, Any]) -> int:
+    ttl_ms: int = options["ttl_ms"] or configuration().of(options["using"]).ttl_ms
+    return ttl_ms

@@ -17,10 +17,13 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
+from django.http import StreamingHttpResponse
+
 from syncguard import Held, Lock, LockError, normalize_and_validate_key
 from syncguard.current import held_here
 from syncguard.late_release import LateRelease, release_later, release_together
 from syncguard_django.configuration import Until
+from syncguard_django.event_loops import refuse_in_event_loop
 from syncguard_django.lock_order import AFTER_A_QUERY, MANY, warn_at_call_site
 from syncguard_django.open_transactions import Connection, has_run_a_query, open_transactions
 from syncguard_django.transaction_end import TransactionEnd, end_of_transaction
@@ -29,6 +32,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MANY: Final = 1_000
+_STREAMED: Final = (
+    "the body of a streaming response is made after the lock is released: return a whole response,"
+    " or use lock() inside the generator that makes the body"
+)
 _logger: Final = logging.getLogger("syncguard")
 
 _Slot = tuple[int, str]
@@ -138,6 +145,7 @@ class TransactionLock:
         return self
 
     def __enter__(self) -> Held:
+        refuse_in_event_loop()
         deferred = deferred_lock(self._slot)
         # Inside a block of this very lock the core decides: an error, or ``reentrant``.
         if deferred is None or held_here(deferred.late.backend, self._slot[1]) is not None:
@@ -199,6 +207,9 @@ def slot_of(backend: object, key: str) -> _Slot:
 
 def finished(result: R) -> R:
     """What a locked function returned, unless that is a body which has yet to run."""
+    if isinstance(result, StreamingHttpResponse) and not _is_of_a_file(result):
+        result.close()
+        raise LockError("InvalidArgument", _STREAMED)
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif not inspect.isasyncgen(result):
@@ -208,6 +219,11 @@ def finished(result: R) -> R:
         "the function returned a coroutine or a generator, which runs after the lock is released:"
         " lock the async def itself, or use lock() inside the generator",
     )
+
+
+def _is_of_a_file(response: StreamingHttpResponse) -> bool:
+    """Whether the body is a file: then none of the user's code runs to make it."""
+    return getattr(response, "file_to_stream", None) is not None
 
 
 def _warn_after_a_query() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -31,18 +31,21 @@ _ON_SUCCESS: Final = {
 }
 
 _logger: Final = logging.getLogger("syncguard")
-_REMEMBERED: Final = 1024
-_told_of_loss: Final[deque[str | None]] = deque(maxlen=_REMEMBERED)
+_REMEMBERED: Final = 4096
+_settled: Final[OrderedDict[str | None, None]] = OrderedDict()
+"""The locks, by the hash of their ids, of whose end was told: released, or lost."""
 _guard: Final = threading.Lock()
 
 
 def signal_of(event: LockEvent) -> Signal | None:
     """Which signal an event is; None for questions, and for faults, which say nothing of a lock."""
     if event.result == "ok":
+        if event.type == "release":
+            _settle(event.lock_id_hash)
         return _ON_SUCCESS.get(event.type)
     if event.type == "acquire":
         return lock_contended if event.reason == "locked" else None
-    if event.type in ("extend", "release") and event.reason and _is_news(event.lock_id_hash):
+    if event.type in ("extend", "release") and event.reason and _settle(event.lock_id_hash):
         return lock_lost
     return None
 
@@ -78,10 +81,16 @@ def loss_of(lock_id_hash: str) -> LockEvent:
     return LockEvent("extend", "fail", lock_id_hash=lock_id_hash, reason="expired")
 
 
-def _is_news(lock_id_hash: str | None) -> bool:
-    # A loss is noticed by the heartbeat, by the holder's clock and by the release: tell once.
+def _settle(lock_id_hash: str | None) -> bool:
+    """Whether the end of this lock is news.
+
+    A loss is noticed by the heartbeat, by the holder's clock and by the release: it is told once.
+    And releasing again what was released is no loss.
+    """
     with _guard:
-        if lock_id_hash in _told_of_loss:
+        if lock_id_hash in _settled:
             return False
-        _told_of_loss.append(lock_id_hash)
+        _settled[lock_id_hash] = None
+        if len(_settled) > _REMEMBERED:
+            _settled.popitem(last=False)
         return True

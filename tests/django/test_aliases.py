@@ -59,8 +59,10 @@ def test_a_backend_that_cannot_be_imported_is_refused(configure):
 
 
 def test_a_value_that_only_the_backend_can_judge_is_refused_without_being_shown(configure):
-    configure(OPTIONS={"retry": "hunter2"})
-    with pytest.raises(ImproperlyConfigured, match=r'SYNCGUARD\["default"\]: no Redis client') as e:
+    configure(OPTIONS={"db": "hunter2"})
+    with pytest.raises(
+        ImproperlyConfigured, match=r'SYNCGUARD\["default"\]: the client option'
+    ) as e:
         locks["default"]
     assert "hunter2" not in str(e.value)
 

@@ -121,9 +121,10 @@ def test_a_receiver_that_fails_harms_no_lock(configure, caplog):
 
 
 def test_an_async_receiver_of_a_blocking_lock_in_a_loop_harms_nothing(
-    configure, caplog, syncguard_redis
+    configure, caplog, syncguard_redis, monkeypatch
 ):
     configure(TELEMETRY=True)
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
     told = []
 
     async def receive(**_kwargs):
@@ -188,3 +189,35 @@ def test_a_lost_asyncio_lock_is_signalled(configure, syncguard_redis, with_callb
         lock_lost.disconnect(receive)
     assert told.count("signal") == 1
     assert told.count("callback") == int(with_callback)
+
+
+def test_releasing_again_is_no_loss(configure, received):
+    configure(TELEMETRY=True)
+    with locks["default"].acquire("invoice:42") as acquired:
+        assert acquired.release()
+    assert not acquired.release()
+    assert names(received) == ["acquired", "released"]
+
+
+def test_releasing_again_is_no_loss_in_asyncio(configure, received):
+    configure(TELEMETRY=True)
+
+    async def main():
+        acquired = await alocks["default"].acquire("invoice:42")
+        assert await acquired.release()
+        assert not await acquired.release()
+
+    asyncio.run(main())
+    assert "lost" not in names(received)
+
+
+def test_a_lock_that_is_gone_before_its_release_is_lost_once(configure, received):
+    configure(TELEMETRY=True)
+    acquired = locks["default"].acquire("invoice:42")
+    info = locks["default"].lookup(key="invoice:42")
+    locks.inspector("default").force_release(
+        info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash
+    )
+    assert not acquired.release()
+    assert not acquired.release()
+    assert names(received) == ["acquired", "lost"]
