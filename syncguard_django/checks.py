@@ -14,6 +14,7 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from syncguard import DEFAULT_KEY_PREFIX
+from syncguard.short_ttl import SHORT_TTL_MS
 from syncguard_django.aliases import make_backend
 from syncguard_django.caches import CacheRedis, NotRedisError, redis_of
 from syncguard_django.configuration import (
@@ -47,6 +48,7 @@ def check_settings(**_kwargs: Any) -> Sequence[CheckMessage]:
         *(message for pair in combinations(aliases, 2) for message in _overlapping(*pair)),
         *(message for alias in aliases for message in _flushed_by_a_cache(alias)),
         *(message for alias in aliases for message in _said_twice(alias)),
+        *(message for alias in aliases for message in _short(alias)),
     ]
 
 
@@ -98,6 +100,15 @@ def _flushed_by_a_cache(alias: AliasSettings) -> Iterator[CheckMessage]:
                 ' from going back, set FENCE_FLOOR: "clock".',
                 id="syncguard.W002",
             )
+
+
+def _short(alias: AliasSettings) -> Iterator[CheckMessage]:
+    if alias.ttl_ms < SHORT_TTL_MS:
+        yield Warning(
+            f'{SETTING}["{alias.alias}"]["TTL_MS"] is below one second. It is milliseconds.',
+            hint="30 seconds are 30_000.",
+            id="syncguard.W005",
+        )
 
 
 def _said_twice(alias: AliasSettings) -> Iterator[CheckMessage]:

@@ -7,10 +7,12 @@ import threading
 
 import pytest
 from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Ignore, NotRegistered
+from celery.signals import task_revoked
 from stand_ins import Behind, Forgetful
 
-from syncguard import LockError
+from syncguard import LockError, with_telemetry
 from syncguard_celery import current_fence, locked_task
 from syncguard_celery.revoking import _Elsewhere
 
@@ -178,6 +180,9 @@ def test_a_retry_does_not_make_the_key_again(app, deliver, syncguard_backend):
     assert deliver().result == "000000000000001"
 
 
+def nothing(): ...
+
+
 class TestARevokedTask:
     """Its worker says so at once, and drops the message only when the ETA has come."""
 
@@ -209,6 +214,27 @@ class TestARevokedTask:
         app.backend.mark_as_revoked(first.id, "terminated", store_result=True)
         assert task.delay().id == first.id
 
+    @pytest.mark.parametrize("runs", [True, False])
+    def test_that_is_terminated_while_it_runs_is_not_told_to_have_lost_its_lock(
+        self, app, syncguard_backend, runs
+    ):
+        """As the worker's main process does for revoke(terminate=True): it releases by the id in
+        the message, which the running task has spent."""
+        events = []
+        told = with_telemetry(syncguard_backend, on_event=events.append)
+        task = locked_task(app=app, name="told", key="k", at="publish", backend=told)(nothing)
+        task.delay()
+        with app.connection_for_read() as connection:
+            headers = connection.SimpleQueue(app.conf.task_default_queue).get(block=False).headers
+        if runs:
+            assert told.adopt(headers["syncguard"]["lock"], 30_000)
+        request = Context(dict(headers), syncguard=headers["syncguard"])
+        task_revoked.send(sender=task, request=request, terminated=True, signum=15, expired=False)
+        assert [(event.type, event.result) for event in events if event.type == "release"] == (
+            [] if runs else [("release", "ok")]
+        )
+        assert syncguard_backend.is_locked("k") is runs
+
     def test_is_not_asked_for_where_there_is_no_result_store(self, app, task, monkeypatch):
         def refuse(*_):
             raise NotImplementedError
@@ -223,6 +249,9 @@ class Hanging(Behind):
         super().__init__(backend)
         self.go_on = threading.Event()
         self.released = []
+
+    def lookup(self, *, lock_id):
+        return lock_id
 
     def release(self, lock_id):
         self.go_on.wait(20)

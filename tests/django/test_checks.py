@@ -90,6 +90,11 @@ def test_right_client_options_are_fine(found):
     assert found({"default": {"LOCATION": "redis://", "OPTIONS": right}}) == {}
 
 
+def test_a_ttl_below_one_second_is_a_warning(found):
+    for ttl_ms, expected in ((30, ["syncguard.W005"]), (1_000, [])):
+        assert list(found({"default": {"LOCATION": "redis://", "TTL_MS": ttl_ms}})) == expected
+
+
 def test_an_option_in_the_query_and_in_options_is_a_warning(found):
     address = "redis://localhost/0?socket_timeout=1&client_name=hunter2"
     messages = found({"default": {"LOCATION": address, "OPTIONS": {"socket_timeout": 5}}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 
 import pytest
 from django.contrib.auth.models import User
@@ -12,7 +13,7 @@ from django.utils.translation import gettext_lazy
 from testsite.models import Account
 from testsite.views import AT_ONCE
 
-from syncguard import LockError
+from syncguard import LockError, ShortTTLWarning
 from syncguard_django import alocks, current_fence, current_lock, lock, locked, locks
 
 
@@ -258,3 +259,29 @@ def test_a_view_whose_redis_is_down_does_not_pretend_to_be_locked(configure, syn
     with pytest.raises(LockError) as raised:
         Client().get("/settle/42/")
     assert raised.value.code == "ServiceUnavailable"
+
+
+def test_a_short_ttl_is_warned_of_where_the_function_or_the_block_is(configure):
+    configure(TTL_MS=30)
+
+    @locked(key="a")
+    def of_the_alias(): ...
+
+    @locked(key="b", ttl_ms=40)
+    async def of_its_own(): ...
+
+    def block():
+        with lock("c", 50):
+            pass
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        of_the_alias()
+        asyncio.run(of_its_own())
+        block()
+    functions = [of_the_alias.__wrapped__, of_its_own.__wrapped__]
+    lines = [function.__code__.co_firstlineno for function in functions]
+    lines.append(block.__code__.co_firstlineno + 1)
+    assert [(w.category, w.filename, w.lineno) for w in told] == [
+        (ShortTTLWarning, __file__, line) for line in lines
+    ]
