@@ -47,7 +47,8 @@ def _unfenced_managers(model: type[models.Model]) -> Iterator[CheckMessage]:
     if not issubclass(model, FencedModel):
         return
     for manager in model._meta.managers:
-        if not isinstance(manager.get_queryset(), FencedQuerySet):
+        # Its class, and not a query set of it: get_queryset() is the user's code.
+        if not issubclass(getattr(manager, "_queryset_class", type), FencedQuerySet):
             yield Warning(
                 f"The manager '{manager.name}' gives no FencedQuerySet: it has no fenced(), and"
                 " its bulk_create(update_conflicts=True) can lower a fence.",

@@ -7,8 +7,8 @@ the greater of the column and the value. Only ``Exactly`` writes a lower value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.core.exceptions import ObjectDoesNotExist
@@ -136,3 +136,19 @@ def attribute_of(model: type[models.Model], name: str = "fence") -> FenceAttribu
     attribute = getattr(model, name)
     assert isinstance(attribute, FenceAttribute)
     return attribute
+
+
+@contextmanager
+def carrying(rows: Iterable[models.Model], fence: str) -> Iterator[None]:
+    """The objects carry the fence; if the block fails, what they had before."""
+    before = [(row, attribute_of(type(row)).remember(row)) for row in rows]
+    for row, _ in before:
+        attribute_of(type(row)).__set__(row, fence)
+    try:
+        yield
+    except BaseException:
+        for row, remembered in before:
+            attribute_of(type(row)).restore(row, remembered)
+        raise
+    for row, _ in before:
+        attribute_of(type(row)).__set__(row, fence)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, IntegrityError, models, router, transaction
 
-from syncguard_django.fencing.fence_field import FenceField, attribute_of
+from syncguard_django.fencing.fence_field import FenceField, carrying
 from syncguard_django.fencing.fence_values import checked_fence
 from syncguard_django.fencing.fenced_queries import FencedQuerySet
 from syncguard_django.fencing.row_claims import claim, is_inherited, key_in_owner, owner_of
@@ -63,7 +63,9 @@ class FencedModel(models.Model):
         fence = checked_fence(fence)
         using = using or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
-            self._claim(fence, using)
+            if key_in_owner(self) is not None and not self._claim(fence, using):
+                # No row. One that another holder inserts from now on is not ours to delete.
+                return 0, {}
             return self.delete(using=using, keep_parents=keep_parents)
 
     delete_fenced.alters_data = True  # type: ignore[attr-defined]
@@ -118,14 +120,11 @@ class FencedModel(models.Model):
 
     @contextmanager
     def _carrying(self, fence: str) -> Iterator[None]:
-        """The object carries the fence, and the one it had again if the block fails."""
-        attribute = attribute_of(type(self))
-        before, adding = attribute.remember(self), self._state.adding
-        self.fence = fence
+        """The object carries the fence, and is as it was if the block fails."""
+        adding = self._state.adding
         try:
-            yield
+            with carrying([self], fence):
+                yield
         except BaseException:
-            attribute.restore(self, before)
             self._state.adding = adding
             raise
-        self.fence = fence

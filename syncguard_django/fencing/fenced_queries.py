@@ -18,7 +18,7 @@ from django.db.models import sql
 from django.db.models.utils import resolve_callables
 
 from syncguard import LockError
-from syncguard_django.fencing.fence_field import Exactly, attribute_of
+from syncguard_django.fencing.fence_field import Exactly, attribute_of, carrying
 from syncguard_django.fencing.fence_values import NO_FENCE, checked_fence
 from syncguard_django.fencing.row_claims import (
     batches,
@@ -75,8 +75,6 @@ class FencedQuerySet(models.QuerySet[M]):
         self._result_cache = None
         return changed
 
-    update.alters_data = True  # type: ignore[attr-defined]
-
     def delete(self) -> tuple[int, dict[str, int]]:
         if self._fence is None:
             return super().delete()
@@ -88,7 +86,6 @@ class FencedQuerySet(models.QuerySet[M]):
         self._result_cache = None
         return sum(counts.values()), dict(counts)
 
-    delete.alters_data = True  # type: ignore[attr-defined]
     delete.queryset_only = True  # type: ignore[attr-defined]
 
     def create(self, **values: Any) -> M:
@@ -99,8 +96,6 @@ class FencedQuerySet(models.QuerySet[M]):
         row: M = self.model(**values)
         row._create_fenced(self._fence, self.db)
         return row
-
-    create.alters_data = True  # type: ignore[attr-defined]
 
     def update_or_create(
         self,
@@ -123,8 +118,6 @@ class FencedQuerySet(models.QuerySet[M]):
                 row.save_fenced(self._fence, using=self.db)
         return row, created
 
-    update_or_create.alters_data = True  # type: ignore[attr-defined]
-
     def bulk_create(
         self,
         objs: Iterable[M],
@@ -146,18 +139,8 @@ class FencedQuerySet(models.QuerySet[M]):
                 " bulk_create(ignore_conflicts=True) and then bulk_update()",
             )
         rows = list(objs)
-        attribute = attribute_of(self.model)
-        before = [attribute.remember(row) for row in rows]
-        for row in rows:
-            row.fence = self._fence
-        try:
+        with carrying(rows, self._fence):
             return super(FencedQuerySet, self._bound(None)).bulk_create(rows, batch_size, *options)
-        except BaseException:
-            for row, remembered in zip(rows, before, strict=True):
-                attribute.restore(row, remembered)
-            raise
-
-    bulk_create.alters_data = True  # type: ignore[attr-defined]
 
     def bulk_update(
         self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None
@@ -174,8 +157,6 @@ class FencedQuerySet(models.QuerySet[M]):
         for row in rows:
             attribute.doubt(row)
         return changed
-
-    bulk_update.alters_data = True  # type: ignore[attr-defined]
 
     def __and__(self, other: models.QuerySet[M]) -> FencedQuerySet[M]:
         return self._combined(other, super().__and__(other))

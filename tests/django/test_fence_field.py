@@ -10,6 +10,7 @@ import pickle
 import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.admin import ModelAdmin, site
+from django.core.exceptions import SynchronousOnlyOperation
 from django.core.management import call_command
 from django.db import connections, models
 from django.db.migrations.autodetector import MigrationAutodetector
@@ -235,6 +236,17 @@ def test_a_copy_and_a_pickled_object_read_it_too(late):
     late.save()
     assert copy.copy(late).fence == TWO
     assert pickle.loads(pickle.dumps(late)).fence == TWO  # noqa: S301
+
+
+def test_in_asyncio_it_has_to_be_read_first(late):
+    async def save():
+        await late.asave()
+        with pytest.raises(SynchronousOnlyOperation):
+            late.fence  # noqa: B018
+        await late.arefresh_from_db(fields=["fence"])
+        return late.fence
+
+    assert async_to_sync(save)() == TWO
 
 
 def test_a_row_that_is_gone_leaves_the_fence_that_was_known(late, entries):

@@ -95,6 +95,11 @@ class Delete(Race):
         return bool(Entry.objects.using(db).filter(pk=7).fenced(THREE).update(number=3))
 
 
+class DeleteOfAnObjectWhoseRowIsNew(SaveOfANewRow):
+    def earlier(self, db):
+        Entry(pk=7).delete_fenced(TWO, using=db)
+
+
 class BulkUpdate(Race):
     def earlier(self, db):
         Entry.objects.using(db).fenced(TWO).bulk_update([Entry(pk=7, number=2)], ["number"])
@@ -159,7 +164,11 @@ class PlainSave(Race):
         return 3, Entry.objects.using(db).get(pk=7).fence
 
 
-RACES = Race.__subclasses__() + Child.__subclasses__()
+RACES = [
+    *Race.__subclasses__(),
+    *SaveOfANewRow.__subclasses__(),
+    *Child.__subclasses__(),
+]
 LEVELS = [
     *(("postgres", level) for level in ("read committed", "repeatable read", "serializable")),
     *(("mariadb", level) for level in ("read committed", "repeatable read")),

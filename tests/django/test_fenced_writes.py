@@ -56,6 +56,12 @@ def test_a_fenced_delete_of_an_object(entries, database):
     assert set(written(entries)) == {"mine"}
 
 
+def test_a_fenced_delete_of_an_object_without_a_row(database):
+    assert Entry(pk=7).delete_fenced(ONE, using=database) == (0, {})
+    with pytest.raises(ValueError, match="can't be deleted"):
+        Entry().delete_fenced(ONE, using=database)
+
+
 def test_a_stale_save_inside_a_transaction_leaves_it_usable(entries, database):
     with transaction.atomic(using=database):
         with pytest.raises(StaleFence):
