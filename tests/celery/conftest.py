@@ -152,7 +152,8 @@ def workshop(
         "WORKSHOP_BROKER": os.environ.get("WORKSHOP_AMQP", f"{base}/0"),
         "WORKSHOP_RESULTS": f"{base}/1",
         "WORKSHOP_NOTES": f"{base}/2",
-        "WORKSHOP_LOCKS": lock_server.url,
+        # redis-py 5 waits for ever otherwise.
+        "WORKSHOP_LOCKS": f"{lock_server.url}?socket_timeout=5",
         "WORKSHOP_FOLDER": str(tmp_path_factory.mktemp("workshop")),
         "PYTHONWARNINGS": "default",
     }

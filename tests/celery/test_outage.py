@@ -60,7 +60,7 @@ def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
 ):
     with RedisServer() as shared:
         monkeypatch.setenv("WORKSHOP_BROKER", shared.url)
-        monkeypatch.setenv("WORKSHOP_LOCKS", shared.url)
+        monkeypatch.setenv("WORKSHOP_LOCKS", f"{shared.url}?socket_timeout=5")
         worker = start_worker("prefork", 2)
         with kombu.Connection(shared.url) as connection:
             results = publish(outages.settling_or_skipping, worker, scene, connection=connection)

@@ -30,7 +30,7 @@ _LATE = {
 }
 
 
-@locked_task(ttl_ms=30_000, **_LATE)
+@locked_task(ttl_ms=30_000, reject_on_worker_lost=True, **_LATE)
 def skipping_late(name):
     return work(name, die=False)
 
