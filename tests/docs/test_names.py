@@ -39,6 +39,7 @@ FOREIGN = {
     *("default_src", "dumpdata", "cache.clear", "setting_changed", "--run-syncdb"),
     *("sync_to_async", "async_to_sync", "ATOMIC_REQUESTS", "on_commit", "non_atomic_requests"),
     *("select_for_update", "set_autocommit", "TestCase", "RuntimeError", "api_view", "dispatch"),
+    *("DJANGO_ALLOW_ASYNC_UNSAFE", "FileResponse", "ViewSet", "as_view", "KeyboardInterrupt"),
     *("functools.wraps", "method_decorator", "atomic", "commit", "rollback"),
     # Celery
     *("shared_task", "task_always_eager", "acks_late", "max_retries", "apply_async", "delay"),
@@ -50,6 +51,8 @@ FOREIGN = {
     *("socket_timeout", "ssl_ca_certs", "username", "password", "db", "cjson.encode", "Lock"),
     # Other databases
     *("REPLACE", "SUPER", "TRIGGER", "log_bin_trust_function_creators"),
+    # Sentry
+    "include_local_variables",
     # Others; and the name of an argument of a command
     *("RFencedLock", "MUST", "NEVER", "HASH"),
 }
