@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import FrameType, FunctionType
 from typing import Any, Final
 
+__all__ = ["SHORT_TTL_MS", "ShortTTLWarning", "warn_of_short_ttl"]
+
 SHORT_TTL_MS: Final = 1_000
 
 _PASSED_OVER: Final = ("syncguard", "syncguard_celery", "syncguard_django", "contextlib")

@@ -15,6 +15,7 @@ PUBLIC = (
     "syncguard.key_templates",
     "syncguard.late_release",
     "syncguard.redis",
+    "syncguard.short_ttl",
 )
 
 

@@ -22,6 +22,7 @@ def rows(ran):
     yield b"1"
 
 
+@pytest.mark.django_db  # closing a response closes old connections
 @pytest.mark.parametrize("decorate", [locked(key="report"), lambda view: lock("report")(view)])
 def test_a_streaming_response_is_refused_and_its_body_never_runs(backend, decorate):
     ran = []
@@ -50,6 +51,7 @@ def test_an_async_streaming_response_is_refused_too(configure):
     assert not locks["default"].is_locked("report")
 
 
+@pytest.mark.django_db  # closing a response closes old connections
 def test_a_file_may_be_answered_with(backend):
     @locked(key="report")
     def view(request):
