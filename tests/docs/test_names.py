@@ -45,7 +45,15 @@ FOREIGN = {
     *("shared_task", "task_always_eager", "acks_late", "max_retries", "apply_async", "delay"),
     *("AsyncResult", "SUCCESS", "RETRY", "autoretry_for", "graceful", "client.lock", "app.conf"),
     *("apply", "app.task", "settle.delay", "settle.apply"),
-    *("visibility_timeout", "task_id", "Task.retry", "Ignore", "consumer_timeout", "FAILURE"),
+    *(
+        "visibility_timeout",
+        "task_id",
+        "Task.retry",
+        "Ignore",
+        "consumer_timeout",
+        "FAILURE",
+        "reject_on_worker_lost",
+    ),
     # Redis and its client
     *("noeviction", "maxmemory_policy", "min_replicas_to_write", "CONFIG", "INFO", "BLPOP"),
     *("socket_timeout", "ssl_ca_certs", "username", "password", "db", "cjson.encode", "Lock"),
