@@ -181,6 +181,13 @@ class Lock:
             if error is None:
                 raise lock_lost(self._options.key, held)
 
+    def __del__(self) -> None:
+        # An interrupt at the very entry of leaving: no other line of ours runs any more, and this
+        # code must not count as a holder for ever.
+        block = getattr(self, "_block", None)
+        if block is not None:
+            block.leave()
+
     def _forget(self) -> None:
         """The block has ended, or did not begin: the next one may come."""
         if self._block is not None:

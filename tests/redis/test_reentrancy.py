@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterator
@@ -325,6 +326,15 @@ class TestTheCurrentLock:
                 assert current_fence() == b.fence
             assert current_lock() is a
         assert (current_lock(), current_fence()) == (None, None)
+
+    def test_is_not_one_whose_leaving_was_cut_off(self, backend: RedisBackend) -> None:
+        """Nothing but the end of the lock object tells of it; it is held until its TTL is over."""
+        lock(backend, "k", ttl_ms=60_000).__enter__()
+        gc.collect()
+        assert current_lock() is None
+        with pytest.raises(LockError) as caught:
+            lock(backend, "k", acquisition=ONCE).__enter__()
+        assert caught.value.code == "AcquisitionTimeout"
 
     def test_is_not_one_whose_block_did_not_begin(self, backend: RedisBackend) -> None:
         with backend.acquire("k"), pytest.raises(LockError):  # type: ignore[union-attr]
