@@ -208,8 +208,7 @@ def slot_of(backend: object, key: str) -> _Slot:
 def finished(result: R) -> R:
     """What a locked function returned, unless that is a body which has yet to run."""
     if isinstance(result, StreamingHttpResponse) and not _is_of_a_file(result):
-        result.close()
-        raise LockError("InvalidArgument", _STREAMED)
+        raise LockError("InvalidArgument", _STREAMED)  # not closed: that would end the request
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif not inspect.isasyncgen(result):

@@ -32,20 +32,38 @@ _ON_SUCCESS: Final = {
 
 _logger: Final = logging.getLogger("syncguard")
 _REMEMBERED: Final = 4096
-_settled: Final[OrderedDict[str | None, None]] = OrderedDict()
-"""The locks, by the hash of their ids, of whose end was told: released, or lost."""
 _guard: Final = threading.Lock()
+
+
+class _Remembered:
+    """The youngest of the lock ids, by their hashes, that something happened to."""
+
+    def __init__(self) -> None:
+        self._hashes: OrderedDict[str | None, None] = OrderedDict()
+
+    def __contains__(self, lock_id_hash: str | None) -> bool:
+        return lock_id_hash in self._hashes
+
+    def add(self, lock_id_hash: str | None) -> None:
+        self._hashes[lock_id_hash] = None
+        if len(self._hashes) > _REMEMBERED:
+            self._hashes.popitem(last=False)
+
+
+_released: Final = _Remembered()
+_told_of_loss: Final = _Remembered()
 
 
 def signal_of(event: LockEvent) -> Signal | None:
     """Which signal an event is; None for questions, and for faults, which say nothing of a lock."""
     if event.result == "ok":
         if event.type == "release":
-            _settle(event.lock_id_hash)
+            with _guard:
+                _released.add(event.lock_id_hash)
         return _ON_SUCCESS.get(event.type)
     if event.type == "acquire":
         return lock_contended if event.reason == "locked" else None
-    if event.type in ("extend", "release") and event.reason and _settle(event.lock_id_hash):
+    if event.type in ("extend", "release") and event.reason and _is_news(event):
         return lock_lost
     return None
 
@@ -81,16 +99,16 @@ def loss_of(lock_id_hash: str) -> LockEvent:
     return LockEvent("extend", "fail", lock_id_hash=lock_id_hash, reason="expired")
 
 
-def _settle(lock_id_hash: str | None) -> bool:
-    """Whether the end of this lock is news.
+def _is_news(event: LockEvent) -> bool:
+    """A loss is noticed by the heartbeat, by the holder's clock and by the release: tell it once.
 
-    A loss is noticed by the heartbeat, by the holder's clock and by the release: it is told once.
-    And releasing again what was released is no loss.
+    To release again what was released is no loss.
     """
+    lock_id_hash = event.lock_id_hash
     with _guard:
-        if lock_id_hash in _settled:
+        if event.type == "release" and lock_id_hash in _released:
             return False
-        _settled[lock_id_hash] = None
-        if len(_settled) > _REMEMBERED:
-            _settled.popitem(last=False)
+        if lock_id_hash in _told_of_loss:
+            return False
+        _told_of_loss.add(lock_id_hash)
         return True

@@ -57,9 +57,7 @@ def test_a_file_may_be_answered_with(backend):
     def view(request):
         return FileResponse(io.BytesIO(b"the report"))
 
-    response = view(REQUEST)
-    assert b"".join(response) == b"the report"
-    response.close()
+    assert b"".join(view(REQUEST)) == b"the report"
 
 
 def test_a_body_may_take_the_lock_itself(backend):
