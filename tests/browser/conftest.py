@@ -17,6 +17,15 @@ from syncguard.testing import RedisServer
 PASSWORD = "hunter2-hunter2"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The tests of the demo are one visit, from its first page on: they keep their order."""
+    places = [place for place, item in enumerate(items) if item.path.name == "test_demo.py"]
+    visit = sorted((items[place] for place in places), key=lambda item: item.reportinfo()[1])
+    for place, item in zip(places, visit, strict=True):
+        items[place] = item
+
+
 def _chromium():
     # Beside this file, and not importable: pytest leaves sys.path alone.
     spec = importlib.util.spec_from_file_location("chromium", Path(__file__).parent / "chromium.py")
