@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from later import later
 from stand_ins import take_away
 
 from syncguard import LockError, LockLost
@@ -43,8 +44,8 @@ def test_the_time_decides_how_long_to_wait_and_not_the_number_of_attempts(app, s
         return current_fence()
 
     held = syncguard_backend.acquire("k", 20_000)
-    threading.Timer(2.2, held.release).start()  # the fifth attempt, at two a second
-    assert patient() == "000000000000002"
+    with later(2.2, held.release):  # the fifth attempt, at two a second
+        assert patient() == "000000000000002"
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
@@ -75,8 +76,8 @@ def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
         return current_fence()
 
     held = syncguard_backend.acquire("invoice:42", 20_000)
-    threading.Timer(0.2, held.release).start()
-    assert patient(42) == "000000000000002"
+    with later(0.2, held.release):
+        assert patient(42) == "000000000000002"
 
 
 class TestEitherWay:
@@ -85,10 +86,10 @@ class TestEitherWay:
     @pytest.fixture(params=["at once", "after waiting"])
     def call(self, request, syncguard_backend):
         def call(task):
-            if request.param == "after waiting":
-                held = syncguard_backend.acquire("k", 20_000)
-                threading.Timer(0.2, held.release).start()
-            return task()
+            if request.param == "at once":
+                return task()
+            with later(0.2, syncguard_backend.acquire("k", 20_000).release):
+                return task()
 
         return call
 

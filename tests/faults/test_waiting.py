@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 from clients import backend_on
+from later import later
 from patience import wait_until
 
 from syncguard import Acquired, Acquisition, LockError, lock
@@ -258,8 +259,8 @@ def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
         "fence": "000000000000001",
     }
     observer.set(NAMES.lock, json.dumps(foreign), px=60_000)
-    threading.Timer(0.3, observer.delete, [NAMES.lock]).start()
-    with lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000, max_retries=100)):
+    patient = Acquisition(timeout_ms=20_000, max_retries=100)
+    with later(0.3, lambda: observer.delete(NAMES.lock)), lock(backend, "k", acquisition=patient):
         pass
 
 
@@ -267,8 +268,7 @@ def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: Redi
     with backend_on(syncguard_redis.port, socket_timeout=0.3) as backend:
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
-        threading.Timer(1, holder.release).start()
-        with lock(backend, "k", acquisition=FAR):
+        with later(1, holder.release), lock(backend, "k", acquisition=FAR):
             pass
 
 
@@ -318,9 +318,8 @@ def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: Redi
         listening.subscribe("elsewhere")
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
-        threading.Timer(0.3, holder.release).start()
         often = Acquisition(timeout_ms=60_000, retry_delay_ms=30, max_retries=1_000)
-        with lock(backend, "k", acquisition=often):
+        with later(0.3, holder.release), lock(backend, "k", acquisition=often):
             assert blocked_clients(syncguard_redis) == 0
     client.close()
 

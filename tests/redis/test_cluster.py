@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 import redis
 import redis.asyncio
+from later import later
 
 from syncguard import Acquisition, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -83,8 +83,7 @@ def test_a_waiter_is_woken_on_a_cluster(backend: RedisBackend) -> None:
     far = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
-    threading.Timer(0.3, holder.release).start()
-    with lock(backend, "k", acquisition=far):
+    with later(0.3, holder.release), lock(backend, "k", acquisition=far):
         pass
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import redis
 from clients import backend_on
+from later import later
 
 import syncguard
 from syncguard import (
@@ -343,9 +344,8 @@ def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> Non
     plain = Plain(backend)
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
-    threading.Timer(0.2, holder.release).start()
     policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
-    with lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
+    with later(0.2, holder.release), lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
         assert plain.acquires > 1
 
 
