@@ -9,6 +9,7 @@ from temporary_databases import (  # noqa: F401 - fixtures
     postgres_settings,
     sqlite_settings,
 )
+from testsite import visits
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
@@ -66,6 +67,26 @@ def many_locks(settings, crowded_redis):
     """The test site on the crowded Redis."""
     settings.SYNCGUARD = {"default": {"LOCATION": crowded_redis.url, "KEY_PREFIX": "testsite"}}
     return crowded_redis
+
+
+@pytest.fixture
+def viewer():
+    """Signed in to the admin; may see the locks."""
+    return visits.visitor("view_lock")
+
+
+@pytest.fixture
+def releaser():
+    """Signed in to the admin; may see and release them."""
+    return visits.visitor("view_lock", "release_lock")
+
+
+@pytest.fixture
+def two_aliases(settings, syncguard_redis):
+    """Two aliases, ``one`` and ``two``, on one Redis."""
+    settings.SYNCGUARD = {
+        name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
+    }
 
 
 @pytest.fixture

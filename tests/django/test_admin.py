@@ -22,23 +22,6 @@ from syncguard_django import locks
 pytestmark = pytest.mark.django_db
 
 
-@pytest.fixture
-def viewer():
-    return visitor("view_lock")
-
-
-@pytest.fixture
-def releaser():
-    return visitor("view_lock", "release_lock")
-
-
-@pytest.fixture
-def two_aliases(settings, syncguard_redis):
-    settings.SYNCGUARD = {
-        name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
-    }
-
-
 # The list
 
 

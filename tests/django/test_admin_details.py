@@ -18,23 +18,6 @@ pytestmark = pytest.mark.django_db
 KEY = "patient:Eve:diagnosis"
 
 
-@pytest.fixture
-def viewer():
-    return visitor("view_lock")
-
-
-@pytest.fixture
-def releaser():
-    return visitor("view_lock", "release_lock")
-
-
-@pytest.fixture
-def two_aliases(settings, syncguard_redis):
-    settings.SYNCGUARD = {
-        name: {"LOCATION": syncguard_redis.url, "KEY_PREFIX": name} for name in ("one", "two")
-    }
-
-
 def headings(client):
     html = page(client).partition("<thead>")[2].partition("</thead>")[0]
     return re.findall(r'class="[^"]*column-(\w+)', html)
