@@ -20,6 +20,7 @@ from django.utils.module_loading import import_string
 from syncguard import LockBackend, LockError, aio, with_telemetry
 from syncguard.aio import AsyncLockBackend
 from syncguard_django.configuration import SETTING, AliasSettings, configuration, forget
+from syncguard_django.holder_label import label_of_caller
 from syncguard_django.signals import async_sender_of_events, sender_of_events
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def _made(settings: AliasSettings, cls: Any, **more: object) -> Any:
             key_prefix=settings.key_prefix,
             hash_secret=settings.hash_secret,
             fence_floor=settings.fence_floor,
+            default_holder=label_of_caller,
             **options,
         )
     except LockError as error:

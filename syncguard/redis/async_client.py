@@ -65,6 +65,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         dispose_timeout_ms: int | None = None,
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
+        default_holder: Callable[[], str] | None = None,
     ) -> None:
         if isinstance(client, redis.Redis | redis.RedisCluster):
             raise invalid_argument("AsyncRedisBackend takes a redis.asyncio client")
@@ -76,6 +77,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             dispose_timeout_ms=dispose_timeout_ms,
             hash_secret=hash_secret,
             fence_floor=fence_floor,
+            default_holder=default_holder,
         )
         self._pool = async_wire_pool(client)
         self._node_pools: dict[str, AsyncPool] = {}
@@ -95,6 +97,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         dispose_timeout_ms: int | None = None,
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
+        default_holder: Callable[[], str] | None = None,
         **client_options: object,
     ) -> Self:
         """A backend with a client of its own, made from a URL; ``aclose()`` closes both."""
@@ -107,6 +110,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             dispose_timeout_ms=dispose_timeout_ms,
             hash_secret=hash_secret,
             fence_floor=fence_floor,
+            default_holder=default_holder,
         )
         backend._owns_client = True
         return backend

@@ -95,16 +95,20 @@ class Calls:
         cleanup_in_is_locked: bool = False,
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
+        default_holder: Callable[[], str] | None = None,
         clustered: bool = False,
     ) -> None:
         if not isinstance(cleanup_in_is_locked, bool):
             raise invalid_argument("cleanup_in_is_locked must be True or False")
         if fence_floor not in (None, "clock"):
             raise invalid_argument("fence_floor must be None or 'clock'")
+        if default_holder is not None and not callable(default_holder):
+            raise invalid_argument("default_holder must be a function that returns a label")
         self.names: Final = Names(key_prefix, clustered=clustered)
         self.hash: Final = _display_hash(hash_secret)
         self._reader = Reader(self.hash)
         self._floor = fence_floor or ""
+        self._default_holder = default_holder
         self._guard = str(CLEANUP_GUARD_MS) if cleanup_in_is_locked else ""
         self._tail = (self._floor, FENCE_MAX)
 
@@ -115,6 +119,8 @@ class Calls:
     ) -> Call[Granted | Refusal]:
         names = self._names_of(key)
         validate_ttl_ms(ttl_ms)
+        if holder is None and self._default_holder is not None:
+            holder = self._default_holder()
         validate_holder(holder)
         lock_id = _lock_id_in(names.bucket)
         space = names.space

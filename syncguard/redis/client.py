@@ -63,6 +63,7 @@ class RedisBackend(Configured, Lockable):
         dispose_timeout_ms: int | None = None,
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
+        default_holder: Callable[[], str] | None = None,
     ) -> None:
         if isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster):
             raise invalid_argument("RedisBackend takes a blocking client; see AsyncRedisBackend")
@@ -74,6 +75,7 @@ class RedisBackend(Configured, Lockable):
             dispose_timeout_ms=dispose_timeout_ms,
             hash_secret=hash_secret,
             fence_floor=fence_floor,
+            default_holder=default_holder,
         )
         self._pool = wire_pool(client)
         self._runner: Runner = CommandRunner(client) if self._pool is None else Wire(self._pool)
@@ -90,6 +92,7 @@ class RedisBackend(Configured, Lockable):
         dispose_timeout_ms: int | None = None,
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
+        default_holder: Callable[[], str] | None = None,
         **client_options: object,
     ) -> Self:
         """A backend with a client of its own, made from a URL; ``close()`` closes both."""
@@ -102,6 +105,7 @@ class RedisBackend(Configured, Lockable):
             dispose_timeout_ms=dispose_timeout_ms,
             hash_secret=hash_secret,
             fence_floor=fence_floor,
+            default_holder=default_holder,
         )
         backend._owns_client = True
         return backend

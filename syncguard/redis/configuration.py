@@ -39,6 +39,7 @@ class Configured:
         dispose_timeout_ms: int | None,
         hash_secret: str | bytes | None,
         fence_floor: FenceFloor | None,
+        default_holder: Callable[[], str] | None,
     ) -> None:
         if not callable(getattr(client, "eval", None)):
             kind = type(self).__name__
@@ -50,6 +51,7 @@ class Configured:
             cleanup_in_is_locked=cleanup_in_is_locked,
             hash_secret=hash_secret,
             fence_floor=fence_floor,
+            default_holder=default_holder,
             clustered=self._clustered,
         )
         check_callback("on_release_error", on_release_error, may_be_async=self._is_async)

@@ -12,7 +12,7 @@ from django.http import HttpResponse
 from django.utils.decorators import method_decorator
 from django.views import View
 
-from syncguard_django import alock, lock, locked, locks
+from syncguard_django import alock, alocks, lock, locked, locks
 from syncguard_django.holder_label import MAX_BYTES, label_of
 
 HERE = f"(pid {os.getpid()})@{socket.gethostname()}"
@@ -127,3 +127,20 @@ def test_a_very_long_name_is_cut():
     assert label.isprintable()
     with lock("k", holder=label):
         assert holder_of("k") == label
+
+
+def test_a_lock_taken_by_hand_is_named_after_the_function_that_took_it():
+    with locks["default"].acquire("by-hand") as taken:
+        assert taken
+        assert holder_of("by-hand").endswith(
+            f"test_a_lock_taken_by_hand_is_named_after_the_function_that_took_it{HERE}"
+        )
+
+
+def test_a_lock_taken_by_hand_in_a_coroutine_is_named_too():
+    async def taking():
+        async with await alocks["default"].acquire("by-hand") as taken:
+            assert taken
+            return await alocks["default"].lookup(key="by-hand")
+
+    assert asyncio.run(taking()).holder.endswith(f"taking{HERE}")

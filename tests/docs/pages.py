@@ -33,7 +33,7 @@ CATEGORIES = {
     "project": "run in the project that the page builds",
     "worker": "runs in the background of the project that the page builds",
     # others
-    "output": "what a command prints; not executed",
+    "output": "what a command prints: compared where the page is run; or, output like this",
     "redis.conf": "a Redis is started with it, and found fit for locks",
     "redis.acl": "a Redis has this user, who can do all that locks need",
 }
