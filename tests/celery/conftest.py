@@ -23,7 +23,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery
 from celery.app.trace import build_tracer
 
@@ -45,19 +44,6 @@ def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
         if time.monotonic() > deadline:
             raise AssertionError(f"did not come true in {seconds} s: {condition}")
         time.sleep(0.01)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_collection_inside_of_redis_py() -> Iterator[None]:
-    """The lock of redis-py 5's PubSub is not re-entrant: a result of Celery's that is collected
-    while another subscribes wants to unsubscribe, and waits for itself for ever.
-    """
-    if int(redis.__version__.split(".")[0]) > 5:
-        yield
-        return
-    gc.disable()
-    yield
-    gc.enable()
 
 
 @pytest.fixture(name="eventually", scope="session")

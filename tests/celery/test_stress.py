@@ -26,6 +26,7 @@ def rows(workshop):
         yield rows
 
 
+@pytest.mark.rounds
 def test_two_workers_and_kill_9(start_worker, workshop, scene, rows, eventually):
     first = start_worker("prefork", 4)
     second = start_worker("prefork", 4, queue=first.queue)

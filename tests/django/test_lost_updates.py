@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 REQUESTS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "48"))
 AT_ONCE = 16
 
+pytestmark = pytest.mark.rounds
+
 for package in ("gunicorn", "uvicorn", "rest_framework"):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed", allow_module_level=True)

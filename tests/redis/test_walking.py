@@ -84,6 +84,7 @@ def test_3000_locks_are_found_one_by_one_in_a_step_for_each_thousand(backend, sy
     assert backend.is_locked("k0")
 
 
+@pytest.mark.rounds
 def test_a_held_lock_is_found_however_the_list_changes_meanwhile(backend, syncguard_redis):
     """Locks that expire, come and are extended move all others in the order of expiry."""
     for number in range(2_500):

@@ -55,9 +55,13 @@ def test_a_client_that_was_closed_is_no_leak(syncguard_redis):
     assert found_open_by_the_collector() == []
 
 
-def test_the_test_that_left_it_is_the_one_that_fails(request, syncguard_redis):
+@pytest.mark.parametrize("is_last_of_its_module", [True, False])
+def test_the_test_that_left_it_is_the_one_that_fails(
+    request, syncguard_redis, is_last_of_its_module
+):
     client_left_open(syncguard_redis)
-    teardown = pytest_runtest_teardown(request.node)
+    node = request.node
+    teardown = pytest_runtest_teardown(node, None if is_last_of_its_module else node)
     next(teardown)
     with pytest.raises(LeftOpenError, match="unclosed client"):
         next(teardown)
