@@ -293,9 +293,10 @@ def test_a_key_that_nobody_holds_is_said_with_its_hash(viewer):
     assert text == f"Nobody holds the lock of that key. Its hash is {shown_hash('invoice:42')}."
 
 
-def test_a_lock_of_another_language_is_found_by_its_key(backend, viewer, syncguard_redis):
-    backend.acquire("invoice:42", ttl_ms=60_000)
-    with syncguard_redis.client() as client:
+@pytest.mark.usefixtures("backend")
+def test_a_lock_of_another_language_is_found_by_its_key(viewer, syncguard_redis):
+    with syncguard_redis.client() as client, RedisBackend(client, key_prefix="testsite") as unnamed:
+        unnamed.acquire("invoice:42", ttl_ms=60_000)
         for name in client.keys("*live*"):
             client.delete(name)
     response = post(viewer, FIND, key="invoice:42", using="default")

@@ -109,8 +109,9 @@ def test_until_block_holds_the_lock_around_the_transaction_and_its_hooks(atomic_
     assert atomic_requests.count_live_locks() == 0
 
 
-def test_a_view_that_cannot_get_its_lock_opens_no_transaction(atomic_requests, monkeypatch):
-    with atomic_requests.acquire("invoice:42", ttl_ms=20_000), lock_at_once():
+@pytest.mark.usefixtures("atomic_requests")
+def test_a_view_that_cannot_get_its_lock_opens_no_transaction(monkeypatch):
+    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=20_000):
         with monkeypatch.context() as patch:
             patch.setattr(connections["default"], "set_autocommit", None)  # opens a transaction
             assert visit("plain").status_code == 423
@@ -122,11 +123,11 @@ def lock_at_once():
     return override_settings(SYNCGUARD={"default": entry})
 
 
+@pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("name", ["below_api_view", "action"])
-def test_a_view_of_rest_framework_answers_423_too(site, name):
-    with site.acquire("invoice:42", ttl_ms=20_000):
-        with lock_at_once():
-            assert visit(name).status_code == 423
+def test_a_view_of_rest_framework_answers_423_too(name):
+    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=20_000):
+        assert visit(name).status_code == 423
 
 
 @pytest.mark.parametrize("name", NOT_REACHED)

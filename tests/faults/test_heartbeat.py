@@ -312,18 +312,19 @@ def test_why_extending_fails_is_said_once(
     observer.acl_setuser(
         "worker", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True
     )
-    client = redis.Redis(port=syncguard_redis.port, username="worker", password="any")
-    backend = RedisBackend(client, on_release_error=lambda _error, _context: None)
-    with pytest.raises(LockLost):
-        with lock(backend, "secret-key", ttl_ms=900, auto_extend=True) as held:
-            observer.acl_setuser("worker", commands=["-evalsha", "-eval"], enabled=True)
-            wait_until(lambda: held.lost)
+    with (
+        redis.Redis(port=syncguard_redis.port, username="worker", password="any") as client,
+        RedisBackend(client, on_release_error=lambda _error, _context: None) as backend,
+        pytest.raises(LockLost),
+        lock(backend, "secret-key", ttl_ms=TTL_MS, auto_extend=True) as held,
+    ):
+        observer.acl_setuser("worker", commands=["-evalsha", "-eval"], enabled=True)
+        wait_until(lambda: held.lost)
     observer.acl_deluser("worker")
     said = [r.getMessage() for r in caplog.records if "extending locks" in r.getMessage()]
     assert len(said) == 1
     assert "AuthFailed" in said[0]
     assert "secret-key" not in said[0]
-    client.close()
 
 
 def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(

@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import syncguard
-from syncguard import ShortTTLWarning, aio, lock
+from syncguard import LockLost, ShortTTLWarning, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
 
@@ -120,7 +120,8 @@ def test_nothing_is_warned_of_while_a_module_is_imported(syncguard_backend, told
 
 
 def test_a_decorated_callable_without_code_is_warned_of_where_it_is_called(syncguard_backend, told):
-    lock(syncguard_backend, "k", 30)(partial(int, "1"))()
+    with contextlib.suppress(LockLost):  # of a machine that was busy for 30 ms
+        lock(syncguard_backend, "k", 30)(partial(int, "1"))()
     (warning,) = told
     assert warning.filename == __file__
 
