@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import venv
 import zipfile
+from email.message import Message
 from pathlib import Path, PurePosixPath
 
 import pytest
-from pages import ROOT, blocks_of
+from pages import ROOT, blocks_of, links
 from shop_project import Project, quick_start
 
 PACKAGES = ("syncguard", "syncguard_celery", "syncguard_django")
+REPOSITORY = "https://github.com/syncguard/syncguard-python"
+IN_THE_REPOSITORY = re.compile(rf"{re.escape(REPOSITORY)}/(?P<kind>blob|raw)/main/(?P<path>[^#]+)")
 
 
 def run(*command: str) -> str:
@@ -64,6 +69,53 @@ def test_the_sdist_has_what_its_tests_and_its_documentation_need(built):
     wanted = ["README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml", "tox.ini", "mkdocs.yml"]
     assert {*wanted, ".ci/run", "docs/index.md", "tests/docs/pages.py"} <= names
     assert "example_project/demo.py" in names
+
+
+def metadata(built: Path) -> Message:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_links_and_images_of_the_readme_work_on_the_page_of_an_index(built, tmp_path):
+    """There the page has another address than in the repository: a relative one leads nowhere."""
+    described = metadata(built)
+    assert described["Description-Content-Type"] == "text/markdown"
+    shown = tmp_path / "description.md"
+    shown.write_bytes(described.get_payload(decode=True))
+    written = links(ROOT / "README.md")
+    assert len(links(shown)) == len(written) > 20
+    for before, after in zip(written, links(shown), strict=True):
+        if before.startswith("https://"):
+            assert after == before
+            continue
+        target = IN_THE_REPOSITORY.fullmatch(after.partition("#")[0])
+        assert target, f"{before} became {after}"
+        assert target["path"] == before.partition("#")[0]
+        assert (ROOT / target["path"]).is_file()
+        assert target["kind"] == ("blob" if target["path"].endswith(".md") else "raw")
+    assert (
+        shown.read_text()
+        .replace(f"{REPOSITORY}/blob/main/", "")
+        .replace(f"{REPOSITORY}/raw/main/", "")
+        == (ROOT / "README.md").read_text()
+    ), "nothing else is changed"
+
+
+def test_the_addresses_of_the_project_are_in_one_repository(built):
+    addresses = dict(line.split(", ") for line in metadata(built).get_all("Project-URL"))
+    assert set(addresses) == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
+    for address in addresses.values():
+        assert address == REPOSITORY or address.startswith(f"{REPOSITORY}/")
+        if inside := IN_THE_REPOSITORY.fullmatch(address):
+            assert (ROOT / inside["path"]).is_file()
+
+
+def test_the_versions_of_django_are_among_the_classifiers(built):
+    """That they exist is checked by the build itself."""
+    shown = [line for line in metadata(built).get_all("Classifier") if "Django ::" in line]
+    assert shown == [f"Framework :: Django :: {version}" for version in ("5.2", "6.0", "6.1")]
 
 
 @pytest.mark.timeout(1_200)  # it downloads and installs Django and Celery
