@@ -177,6 +177,29 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page):
     try:
         overflow = "return document.documentElement.scrollWidth - innerWidth"
         page.wait_for(lambda: page.driver.execute_script(overflow) <= 0)
+        cut = "return [...document.querySelectorAll('.columns > section')]"
+        cut += ".map(section => section.scrollWidth - section.clientWidth)"
+        assert max(page.driver.execute_script(cut)) <= 0, "a table is cut off"
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_on_a_narrow_screen_the_end_of_a_scene_is_in_sight(page):
+    metrics = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    beside = """
+    const [frame, note] = [".picture", "#timeline text.filed-text"].map(
+      selector => document.querySelector(selector)?.getBoundingClientRect());
+    return note ? frame.right - note.right : null;
+    """
+    try:
+        page.play("settle")
+        page.wait_for(lambda: page.driver.execute_script(beside) is not None)
+        page.wait_for(lambda: page.driver.execute_script(beside) >= 0)
+        edge = "return document.querySelector('.picture').classList.contains('more')"
+        page.wait_for(lambda: not page.driver.execute_script(edge))
+        page.driver.execute_script("document.querySelector('.picture').scrollLeft = 0")
+        page.wait_for(lambda: page.driver.execute_script(edge))
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

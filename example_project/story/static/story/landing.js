@@ -5,9 +5,11 @@ const BUSY_MS = 250, IDLE_MS = 1500;
 const SILENT = "The demo does not answer. Was it stopped?";
 const find = (id) => document.getElementById(id);
 const forms = [...document.querySelectorAll("form.scene")];
+const picture = document.querySelector(".picture");
 
 let chosen = null; // the scene that somebody picked from the history; null: the latest
 let latest = null;
+let followed = null; // the scene that is played before our eyes
 let timer = null;
 
 function make(name, className, text) {
@@ -34,7 +36,7 @@ function show(state) {
 
 function showScene({ scene, now }) {
   find("hint").hidden = scene !== null;
-  const width = Math.max(640, document.querySelector(".picture").clientWidth);
+  const width = Math.max(640, picture.clientWidth);
   if (scene === null) {
     Timeline.draw(find("timeline"), { started: now, ended: now, events: [] }, now, width);
     return;
@@ -46,8 +48,27 @@ function showScene({ scene, now }) {
   verdict.className = `verdict ${word}`;
   verdict.textContent = { live: "playing", ok: "as it should be", bad: "something is wrong" }[word];
   Timeline.draw(find("timeline"), scene, now, width);
+  followTimeline(scene);
   showSteps(scene);
   showEvents(scene);
+}
+
+// On a narrow screen the timeline is wider than its frame: what happens now stays in sight, then
+// how it ended. A faded edge tells that there is more.
+function followTimeline(scene) {
+  const now = picture.querySelector(".now");
+  if (scene.ended === null && now) {
+    followed = scene.id;
+    picture.scrollLeft = now.getBBox().x - 0.6 * picture.clientWidth;
+  } else if (scene.id === followed) {
+    followed = null;
+    picture.scrollLeft = picture.scrollWidth;
+  }
+}
+
+function showEdge() {
+  const hidden = picture.scrollWidth - picture.clientWidth - picture.scrollLeft;
+  picture.classList.toggle("more", hidden > 8);
 }
 
 // Where it is played is below the buttons, and out of sight on most screens.
@@ -175,4 +196,6 @@ for (const form of forms) {
   });
 }
 addEventListener("resize", () => latest && showScene(latest));
+picture.addEventListener("scroll", showEdge);
+new ResizeObserver(showEdge).observe(find("timeline"));
 refresh();
