@@ -28,7 +28,7 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 
 from syncguard_django import inspection, releasing
 from syncguard_django.aliases import locks
-from syncguard_django.cells import cell, running, shown_fence, shown_hash
+from syncguard_django.cells import cell, running, shown_fence, shown_hash, shown_holder
 from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList
 from syncguard_django.configuration import configuration
 from syncguard_django.forms import FindByKeyForm
@@ -74,8 +74,9 @@ class LockAdmin(_LockModelAdmin):
     list_per_page = 100
     search_fields = ("key_hash", "lock_id_hash", "holder")
     search_help_text = gettext_lazy(
-        "The beginning of a hash, or a holder. Do not type a key here, it would be in the address:"
-        " “Find by key” hashes it first."
+        # django-unfold shows about forty letters of it: the warning is among them.
+        "Search a hash or a holder, never a key: it would be in the address, and “Find by key”"
+        " hashes it first. The beginning of a hash is enough."
     )
     ordering = ("expires_at_ms",)
     show_facets = admin.ShowFacets.NEVER
@@ -159,7 +160,7 @@ class LockAdmin(_LockModelAdmin):
 
     @admin.display(description=gettext_lazy("holder"), ordering="holder")
     def holder_label(self, row: Lock) -> SafeString:
-        return cell(_("holder"), row.holder or "-")
+        return cell(_("holder"), shown_holder(row.holder or "-"))
 
     @admin.display(description=gettext_lazy("expires in"), ordering="expires_at_ms")
     def expires_in(self, row: Lock) -> SafeString:
@@ -252,6 +253,7 @@ class LockAdmin(_LockModelAdmin):
             "lock": lock,
             "raw_key": lock.key if self.has_view_key_permission(request) else None,
             "fence": shown_fence(lock.info.fence),
+            "holder": shown_holder(lock.info.holder or "-"),
             "held_for": running(lock.held_ms, "held"),
             "expires_in": running(lock.remaining_ms, "remaining"),
             "holder_fields": marks,

@@ -6,8 +6,10 @@ headings of the columns.
 
 from __future__ import annotations
 
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+import re
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 from django.utils.translation import pgettext
 
@@ -26,6 +28,12 @@ def cell(label: object, content: object) -> SafeString:
 def shown_hash(value: str) -> SafeString:
     """A hash, which the style sheet may cut short; then its title has it whole."""
     return format_html('<code class="syncguard-hash" title="{}">{}</code>', value, value)
+
+
+def shown_holder(label: str) -> SafeString:
+    """A label, which breaks before the process and the host if it is too long for a line."""
+    parts = re.split(r"(?=[@(\[])", label)
+    return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def shown_fence(fence: str) -> SafeString:

@@ -225,6 +225,33 @@ def test_a_redis_that_dies_is_told_and_comes_back(page, guarded_redis):
     page.wait_for(lambda: page.all(".syncguard-empty"))
 
 
+def test_a_holder_is_not_squeezed_into_a_few_letters_a_line(page):
+    """With two aliases the table shares 1280 pixels with the navigation and the filter."""
+    hold_some("default")
+    narrow(page.driver, 1280)
+    try:
+        page.open()
+        lines = """
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector(".field-holder_label .syncguard-value"));
+        return new Set([...range.getClientRects()].map(line => line.top)).size;
+        """
+        assert page.driver.execute_script(lines) <= 2
+        assert page.text(".field-holder_label") == "billing.settle\n[0f0c2a7e]@worker-1"
+        release = page.find(".syncguard-release").rect
+        assert release["x"] + release["width"] <= 1280
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_search_is_counted_anew_with_every_refresh(page):
+    locks["default"].acquire("other", ttl_ms=600_000, holder="somebody")
+    with locks["default"].acquire("mine", ttl_ms=600_000, holder="ward-3"):
+        page.open(f"{LIST}?q=ward")
+        assert page.text("#changelist-search .quiet") == "1 result (2 total)"
+    page.wait_for(lambda: page.text("#changelist-search .quiet") == "0 results (1 total)")
+
+
 def narrow(driver, width):
     metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -246,6 +273,8 @@ def test_on_a_telephone_a_lock_is_a_card(page):
         cells = "return [...document.querySelectorAll('#result_list tbody tr:first-child td')]"
         lefts = f"{cells}.map(cell => cell.getBoundingClientRect().left)"
         assert len(set(page.driver.execute_script(lefts))) == 1, "one below the other"
+        for target in (".syncguard-release", "#syncguard-pause", ".syncguard-find button"):
+            assert page.find(target).size["height"] >= 36, f"{target} is hard to hit"
         page.click(".syncguard-release")
         page.wait_for(lambda: page.text("h1") == "Force-release a lock?")
         assert page.driver.execute_script(overflow) <= 0

@@ -109,19 +109,58 @@ def assert_bordered(driver, *selectors):
         assert contrast(edge, around) >= 1.3, (selector, edge, around)
 
 
+def log_in(driver, address, scheme="light"):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    driver.delete_all_cookies()
+    driver.get(f"{address}/admin/login/?next={LIST}")
+    find(driver, "[name=username]").send_keys("root")
+    find(driver, "[name=password]").send_keys("root")
+    find(driver, "[type=submit]").click()
+
+
+# What lies in the same place as a box, has an edge or a colour, and neither holds the box nor is
+# a part of it.
+IN_THE_WAY = """
+const box = arguments[0], its = box.getBoundingClientRect();
+return [...document.querySelectorAll("body *")].filter((other) => {
+  if (other.contains(box) || box.contains(other) || !other.checkVisibility()) return false;
+  const style = getComputedStyle(other), rect = other.getBoundingClientRect();
+  const clear = style.backgroundColor === "rgba(0, 0, 0, 0)";
+  const seen = !clear || parseFloat(style.borderBottomWidth) > 0;
+  return seen && rect.width && rect.left < its.right && rect.right > its.left
+    && rect.top < its.bottom - 1 && rect.bottom > its.top + 1;
+}).map((other) => other.outerHTML.slice(0, 200));
+"""
+
+
+def test_nothing_overlaps_and_no_count_is_left_when_redis_dies(
+    themed, chromium, backend, guarded_redis
+):
+    log_in(chromium, themed)
+    empty = find(chromium, ".syncguard-empty")
+    assert chromium.execute_script(IN_THE_WAY, empty) == []
+    backend.acquire("invoice:42", 600_000, holder="me")
+    chromium.get(f"{themed}{LIST}")
+    find(chromium, ".syncguard-release")
+    counted = re.compile(r"\b\d+ (?:locks?|total|results?)\b")
+    assert counted.search(find(chromium, "body").text)
+    guarded_redis.kill()
+    down = find(chromium, ".syncguard-down")
+    assert chromium.execute_script(IN_THE_WAY, down) == []
+    assert "The number of locks is unknown" in find(chromium, "body").text
+    assert counted.search(find(chromium, "body").text) is None
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_fields_and_buttons_are_readable_under_every_theme(themed, chromium, backend, scheme):
     backend.acquire("invoice:42", 600_000, holder="me")
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    chromium.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    chromium.delete_all_cookies()
-    chromium.get(f"{themed}/admin/login/?next={LIST}")
-    find(chromium, "[name=username]").send_keys("root")
-    find(chromium, "[name=password]").send_keys("root")
-    find(chromium, "[type=submit]").click()
+    log_in(chromium, themed, scheme)
     fields = ("#syncguard-find-key", ".syncguard-find button", "#syncguard-pause")
     assert_readable(chromium, *fields, ".syncguard-note", ".syncguard-release", ".syncguard-hash")
     assert_bordered(chromium, *fields)
+    assert find(chromium, ".syncguard-release").size["height"] >= 24, "WCAG's smallest target"
+    assert "never a key" in find(chromium, "body").text, "the search warns, in full"
     find(chromium, "#syncguard-find-key").send_keys("invoice:42")
     find(chromium, ".syncguard-find button").click()
     shown = r"held: fence 1, holder me"
@@ -130,6 +169,8 @@ def test_fields_and_buttons_are_readable_under_every_theme(themed, chromium, bac
         assert time.monotonic() < deadline, chromium.page_source
         time.sleep(0.05)
     find(chromium, ".syncguard-release").click()
+    find(chromium, ".syncguard-yes")
+    assert "Force-release a lock?" in find(chromium, "body").text
     assert_readable(chromium, ".syncguard-yes", ".syncguard-no", ".syncguard-facts td")
     assert_bordered(chromium, ".syncguard-yes", ".syncguard-no")
     find(chromium, ".syncguard-yes").click()

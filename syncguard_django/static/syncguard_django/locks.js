@@ -9,7 +9,14 @@
   const TICK_MS = 250;
   const SOON_MS = 5000;
   const PAUSED = "syncguard-paused";
-  const PARTS = ["syncguard-live", "syncguard-pages"]; // some themes have no place for the second
+  // What a refresh replaces: the list, and every place where a theme counts its locks.
+  const PARTS = [
+    "#syncguard-live",
+    "#syncguard-pages",
+    "#syncguard-pages-top", // django-grappelli
+    "#changelist-search .quiet",
+    "#header-inner h1", // django-unfold
+  ];
 
   // In the language of the page, once it is there.
   let words = { under: "under 1 s", days: "d", expired: "expired" };
@@ -81,8 +88,8 @@
     const isInUse = () => {
       const selection = document.getSelection();
       const selected = selection && !selection.isCollapsed ? selection.anchorNode : null;
-      return PARTS.some((id) => {
-        const part = document.getElementById(id);
+      return PARTS.some((selector) => {
+        const part = document.querySelector(selector);
         return part?.contains(document.activeElement) || (selected && part?.contains(selected));
       });
     };
@@ -99,9 +106,10 @@
       const page = new DOMParser().parseFromString(await response.text(), "text/html");
       if (paused || isInUse()) return;
       const scrolled = document.querySelector("#syncguard-live .results")?.scrollLeft ?? 0;
-      for (const part of PARTS) {
-        const fresh = page.getElementById(part);
-        if (fresh) document.getElementById(part)?.replaceWith(document.adoptNode(fresh));
+      for (const selector of PARTS) {
+        const [shown, fresh] = [document, page].map((where) => where.querySelector(selector));
+        if (fresh) shown?.replaceWith(document.adoptNode(fresh));
+        else shown?.replaceChildren(); // nothing to count: it stays, empty, for the next refresh
       }
       document.querySelector("#syncguard-live .results")?.scrollTo(scrolled, 0);
       readClocks();
