@@ -91,11 +91,11 @@ def held(site):  # noqa: ARG001 - an empty Redis
 
 @pytest.mark.usefixtures("held")
 def test_live_locks_are_listed(page):
-    locks["reports"].acquire("daily", ttl_ms=60_000)
+    locks["reports"].acquire("daily", ttl_ms=60_000, holder="cron")
     page.open()
     assert page.rows == [shown_hash("daily"), shown_hash(KEY)]
     assert page.all(".field-alias") == ["reports", "default"]
-    assert page.all(".field-holder_label") == ["-", "ward-3"]
+    assert page.all(".field-holder_label") == ["cron", "ward-3"]
 
 
 def test_nothing_inline_is_allowed_to_run(page):
@@ -237,7 +237,7 @@ def test_a_holder_is_not_squeezed_into_a_few_letters_a_line(page):
         return new Set([...range.getClientRects()].map(line => line.top)).size;
         """
         assert page.driver.execute_script(lines) <= 2
-        assert page.text(".field-holder_label") == "billing.settle\n[0f0c2a7e]@worker-1"
+        assert page.text(".field-holder_label") == "billing.settle[0f0c2a7e]@worker-1"
         release = page.find(".syncguard-release").rect
         assert release["x"] + release["width"] <= 1280
     finally:
