@@ -32,7 +32,7 @@ from syncguard.errors import (
     RateLimited,
     ServiceUnavailable,
 )
-from syncguard.handles import AsyncAcquired
+from syncguard.handles import AsyncAcquired, has_fence
 from syncguard.held import Held, OnLost
 from syncguard.keys import (
     format_fence,
@@ -56,7 +56,6 @@ from syncguard.types import (
     ReleaseErrorContext,
     ReleaseResult,
     Signal,
-    has_fence,
 )
 
 __all__ = [

@@ -9,10 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, TypeGuard
 
 from syncguard.disposal import Disposal
-from syncguard.types import ExtendResult, Fence, ReleaseErrorContext, ReleaseResult, Signal
+from syncguard.types import (
+    Contended,
+    ExtendResult,
+    Fence,
+    ReleaseErrorContext,
+    ReleaseResult,
+    Signal,
+)
 
 
 class Releaser(Protocol):
@@ -98,3 +105,8 @@ class AsyncAcquired(Grant):
         if self.pid == os.getpid():
             release: Callable[[], Awaitable[ReleaseResult]] = self.release
             await self.disposal.release_async(release, self.context)
+
+
+def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:
+    """Whether a result carries a fence: for code that is written for any backend."""
+    return result.ok and bool(result.fence)

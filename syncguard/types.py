@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeGuard, get_args
+from typing import Final, Literal, Protocol, get_args
 
 from syncguard.constants import (
     DEFAULT_ACQUISITION_TIMEOUT_MS,
@@ -16,9 +16,6 @@ from syncguard.constants import (
     DEFAULT_RETRY_DELAY_MS,
 )
 from syncguard.errors import LockError, invalid_argument
-
-if TYPE_CHECKING:
-    from syncguard.handles import Acquired, AsyncAcquired
 
 Fence = str
 """Fifteen digits. A later holder's fence is the larger string; compare with ``<`` and ``==``."""
@@ -176,8 +173,3 @@ class NotAdopted:
 
 CONTENDED: Final = Contended()
 DEFAULT_ACQUISITION: Final = Acquisition()
-
-
-def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:
-    """Whether a result carries a fence: for code that is written for any backend."""
-    return result.ok and bool(result.fence)

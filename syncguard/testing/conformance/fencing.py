@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from syncguard.backend import LockBackend
+from syncguard.handles import has_fence
 from syncguard.testing.conformance.setting import (
     LONG_MS,
     MakeBackend,
@@ -12,7 +13,6 @@ from syncguard.testing.conformance.setting import (
     acquired,
     expired,
 )
-from syncguard.types import has_fence
 
 
 class FenceConformance(Setting):
