@@ -265,9 +265,10 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             pool = self._node_pools[node.name] = AsyncNodePool(node)
         return pool
 
-    async def _attempt(
+    async def attempt(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> AsyncAcquired | Refusal:
+        """For a waiter: one acquire that leaves the waiter's flag when it is refused."""
         call = self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
         return await self._run_acquire(call, ttl_ms)
 

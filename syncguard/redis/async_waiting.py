@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from syncguard.backend import Refusal, check_signal
 from syncguard.handles import AsyncAcquired
@@ -28,13 +28,20 @@ from syncguard.redis.waiting import (
 from syncguard.types import Signal
 from syncguard.waiting import SLICE_MS, sleep_async
 
-if TYPE_CHECKING:
-    from syncguard.redis.async_client import AsyncRedisBackend
-
 _UNREACHED_S: Final = 3600.0
 """For redis-py's reader, which must not judge: the server ends the BLPOP, or we hang up."""
 
 _passing_on: Final[set[asyncio.Task[None]]] = set()
+
+
+class AsyncAttempts(Protocol):
+    """The part of an asyncio Redis backend that a waiter needs."""
+
+    async def attempt(
+        self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> AsyncAcquired | Refusal: ...
+
+    def pass_on_call(self, key: str) -> Call[bool]: ...
 
 
 class AsyncRedisWaiter:
@@ -42,7 +49,7 @@ class AsyncRedisWaiter:
 
     def __init__(
         self,
-        backend: AsyncRedisBackend,
+        backend: AsyncAttempts,
         pool: Callable[[], AsyncPool | None],
         key: str,
         wake: str,
@@ -60,7 +67,7 @@ class AsyncRedisWaiter:
     async def attempt(
         self, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> AsyncAcquired | Refusal:
-        answer = await self._backend._attempt(self._key, ttl_ms, holder, wait_ms)
+        answer = await self._backend.attempt(self._key, ttl_ms, holder, wait_ms)
         self._woken = False
         self._acquired = not isinstance(answer, Refusal)
         return answer

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import redis
 
@@ -37,11 +37,9 @@ from syncguard.redis.connections import (
     take,
 )
 from syncguard.redis.readiness import Look, look_at
+from syncguard.redis.replies import Granted
 from syncguard.types import Signal
 from syncguard.waiting import SLICE_MS, sleep
-
-if TYPE_CHECKING:
-    from syncguard.redis.client import RedisBackend
 
 WORTH_BLOCKING_MS: Final = 10
 """Below this a plain sleep is as good: and Redis 6.2 takes 1 ms or less for 'for ever'."""
@@ -110,12 +108,26 @@ class Listeners:
         self._inside.discard(waiter)
 
 
+class Attempts(Protocol):
+    """The part of a blocking Redis backend that a waiter needs."""
+
+    def acquire_call(
+        self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> Call[Granted | Refusal]: ...
+
+    def run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal: ...
+
+    def pass_on_call(self, key: str) -> Call[bool]: ...
+
+    def undo(self, lock_id: object) -> None: ...
+
+
 class RedisWaiter:
     """One blocking waiter."""
 
     def __init__(
         self,
-        backend: RedisBackend,
+        backend: Attempts,
         pool: Callable[[], Pool | None],
         key: str,
         wake: str,
