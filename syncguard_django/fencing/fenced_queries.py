@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import models, transaction
@@ -27,11 +27,9 @@ from syncguard_django.fencing.row_claims import (
     owner_of,
     refuse_if_higher,
 )
+from syncguard_django.fencing.row_writes import create_row
 
-if TYPE_CHECKING:
-    from syncguard_django.fencing.fenced_model import FencedModel
-
-M = TypeVar("M", bound="FencedModel")
+M = TypeVar("M", bound=models.Model)
 
 
 class FencedQuerySet(models.QuerySet[M]):
@@ -94,7 +92,7 @@ class FencedQuerySet(models.QuerySet[M]):
         _refuse_another_fence(values, self._fence)
         self._for_write = True
         row: M = self.model(**values)
-        row._create_fenced(self._fence, self.db)
+        create_row(row, self._fence, self.db)
         return row
 
     def update_or_create(

@@ -15,7 +15,7 @@ from testsite.models import Account
 
 from syncguard import LockError, format_fence
 from syncguard_django import fencing, lock, locks
-from syncguard_django.fencing import NO_FENCE, StaleFence, guard, key_guard
+from syncguard_django.fencing import NO_FENCE, StaleFence, guard, key_guard, row_writes
 from syncguard_django.models import FenceMark
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
@@ -248,10 +248,10 @@ def test_a_save_that_fails_claims_nothing(database):
 
 @pytest.mark.parametrize(("fence", "balance"), [(THREE, 5), (ONE, 0)])
 def test_a_row_that_somebody_else_inserts_meanwhile_is_met(database, monkeypatch, fence, balance):
-    claim = Account._claim
+    claim = row_writes.claim_row
     Account(pk=7).save_fenced(TWO, using=database)
     answers = iter([lambda *_: False])  # the first look finds no row
-    monkeypatch.setattr(Account, "_claim", lambda self, *rest: next(answers, claim)(self, *rest))
+    monkeypatch.setattr(row_writes, "claim_row", lambda *row: next(answers, claim)(*row))
     account = Account(pk=7, balance=5)
     if fence == ONE:
         with pytest.raises(StaleFence):
