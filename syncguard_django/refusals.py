@@ -7,41 +7,14 @@ imported.
 
 from __future__ import annotations
 
-import math
 import sys
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from syncguard import LockError, LockInfo
-from syncguard_django.aliases import alocks, locks
-
-TEXT: Final = "This resource is locked. Try again later."
-
-
-def ask(key: str, using: str) -> LockInfo | None:
-    """Who holds the lock, if that can be learned."""
-    try:
-        return locks[using].lookup(key=key)
-    except LockError:
-        return None
-
-
-async def ask_async(key: str, using: str) -> LockInfo | None:
-    """The same, in an event loop."""
-    try:
-        return await alocks[using].lookup(key=key)
-    except LockError:
-        return None
-
-
-def retry_after_s(info: LockInfo | None, ttl_ms: int) -> int:
-    """When the holder's time is over at the latest: a number of seconds within our TTL."""
-    remaining_ms = ttl_ms if info is None else info.expires_at_ms - time.time() * 1000
-    return math.ceil(max(1.0, min(remaining_ms, ttl_ms) / 1000))
+from syncguard_django.retry_after import TEXT
 
 
 def refusal(

@@ -18,7 +18,7 @@ from rest_framework.views import exception_handler as handler_of_the_framework
 
 from syncguard import AcquisitionTimeout
 from syncguard_django.configuration import DEFAULT_ALIAS, configuration
-from syncguard_django.refusals import TEXT, ask, retry_after_s
+from syncguard_django.retry_after import TEXT, ask, retry_after_s
 
 __all__ = ["Locked", "as_api_exception", "exception_handler"]
 
