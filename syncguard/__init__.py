@@ -3,7 +3,8 @@
 Public names, and nothing else. Imports no driver: the backends are in ``syncguard.redis``.
 """
 
-from syncguard.backend import LockBackend, Turn, TurnGiver
+from syncguard._backend.optional import Turn, TurnGiver
+from syncguard._backend.required import LockBackend
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,

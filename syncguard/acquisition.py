@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
 
-from syncguard.backend import Refusal
+from syncguard._backend.optional import Refusal
 from syncguard.errors import AcquisitionTimeout, ErrorContext
 from syncguard.types import Acquisition
 

@@ -1,8 +1,8 @@
 """SyncGuard for asyncio: the same public names as ``syncguard``, to be awaited."""
 
+from syncguard._backend.required import AsyncLockBackend
 from syncguard.async_lock import AsyncLock, hold, lock
 from syncguard.async_telemetry import with_telemetry
-from syncguard.backend import AsyncLockBackend
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,

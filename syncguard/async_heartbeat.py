@@ -11,7 +11,8 @@ import contextlib
 import weakref
 from typing import Final
 
-from syncguard.backend import AsyncExtendChannel, AsyncLockBackend
+from syncguard._backend.optional import AsyncExtendChannel, AsyncOpensExtendChannel
+from syncguard._backend.required import AsyncLockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import AsyncCallingChannel
@@ -40,8 +41,9 @@ class AsyncLane:
         return self.watched == 0 and self.task is None and unused_ms > IDLE_MS
 
     async def open(self, timeout_ms: float) -> AsyncExtendChannel:
-        opener = getattr(self.backend, "open_extend_channel", None)
-        channel = await opener(timeout_ms) if opener is not None else None
+        channel: AsyncExtendChannel | None = None
+        if isinstance(self.backend, AsyncOpensExtendChannel):
+            channel = await self.backend.open_extend_channel(timeout_ms)
         return AsyncCallingChannel(self.backend) if channel is None else channel
 
     async def hang_up(self) -> None:

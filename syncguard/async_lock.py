@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 from syncguard import async_heartbeat as heartbeat
+from syncguard._backend.optional import Refusal
+from syncguard._backend.required import AsyncLockBackend, check_signal
 from syncguard.acquisition import Acquiring, Attempt, acquiring
-from syncguard.backend import AsyncLockBackend, Refusal, check_signal
 from syncguard.cancellation import settle
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
@@ -252,7 +253,7 @@ class AsyncLock:
 class AsyncLockable:
     """Gives an asyncio backend the method ``lock``."""
 
-    _is_async: ClassVar = True
+    is_async: ClassVar = True
 
     def lock(
         self: AsyncLockBackend,

@@ -6,14 +6,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from syncguard.async_lock import AsyncLockable
-from syncguard.backend import (
+from syncguard._backend.inspection import (
+    Health,
+    LockPage,
+    Wanted,
+    async_health_of,
+    async_listing_of,
+)
+from syncguard._backend.optional import (
     AsyncExtendChannel,
-    AsyncLockBackend,
+    AsyncOpensExtendChannel,
     AsyncWaiter,
     Extension,
     Refusal,
 )
+from syncguard._backend.required import AsyncLockBackend
+from syncguard.async_lock import AsyncLockable
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.disposal import Disposal
 from syncguard.errors import LockError
@@ -150,11 +158,15 @@ class AsyncReportingBackend(AsyncLockable):
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
 
-    async def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    async def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
     ) -> LockInfoDebug | None:
         try:
-            info = await self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+            info = await self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         except LockError as error:
             self._failed("lookup", error, key=key, lock_id=lock_id)
             raise
@@ -162,17 +174,34 @@ class AsyncReportingBackend(AsyncLockable):
         return info
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        return await self._inner.live_locks(limit, offset)
+        return await async_listing_of(self._inner).live_locks(limit, offset)
 
     async def count_live_locks(self) -> int:
-        return await self._inner.count_live_locks()
+        return await async_listing_of(self._inner).count_live_locks()
+
+    async def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        return await async_listing_of(self._inner).page_raw(limit, offset)
+
+    async def find_raw(
+        self,
+        is_wanted: Wanted,
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
+    ) -> list[LockInfoDebug]:
+        return await async_listing_of(self._inner).find_raw(
+            is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
+        )
+
+    async def health(self) -> Health:
+        return await async_health_of(self._inner).health()
 
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}
+        inner = async_listing_of(self._inner)
         try:
-            result = await self._inner.force_release(
-                key_hash, fence=fence, lock_id_hash=lock_id_hash
-            )
+            result = await inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
         except LockError as error:
             self._failed("release", error, **seen)
             raise
@@ -183,10 +212,9 @@ class AsyncReportingBackend(AsyncLockable):
         return _ReportingWaiter(self, open_async_waiter(self._inner, key), key)
 
     async def open_extend_channel(self, timeout_ms: float) -> AsyncExtendChannel | None:
-        opener = getattr(self._inner, "open_extend_channel", None)
-        channel: AsyncExtendChannel | None = (
-            await opener(timeout_ms) if opener is not None else None
-        )
+        if not isinstance(self._inner, AsyncOpensExtendChannel):
+            return None
+        channel = await self._inner.open_extend_channel(timeout_ms)
         # Without a channel the heartbeat awaits our extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
 

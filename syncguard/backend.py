@@ -1,322 +1,173 @@
-"""What a backend is: the protocols that ``lock()``, telemetry and the adapters build on.
+"""Everything that the author of a backend needs. ``syncguard.backends`` finds the backend then.
 
-``LockBackend`` and ``AsyncLockBackend`` are the contract; ``syncguard.testing`` publishes the
-suite that holds a backend to it. Operations are single attempts: retries live in ``lock()``.
+- Required: ``LockBackend``, or ``AsyncLockBackend``. ``Lockable`` and ``AsyncLockable`` add the
+  method ``lock`` and say which of the two it is.
+- Required of a class that URLs and settings name: ``BackendClass``.
+- Optional, one protocol for each part: ``Wakeable``, ``OpensExtendChannel``, ``ReleasesMany``,
+  ``TurnGiver``, ``ListsLocks``, ``ReportsHealth``, ``ReadsLocation``, and their asyncio twins.
+- Values and checks: what goes in and out, and the functions that check input before any I/O.
 
-A backend may also offer ``open_waiter`` (to be woken instead of sleeping),
-``open_extend_channel`` (to extend many locks on a connection of its own), ``release_many`` (to
-release many locks in few round trips) and ``next_turn`` (to tell callers that cannot block when to
-come back). Without them ``lock()`` sleeps between attempts, heartbeats call ``extend``, many locks
-are released one after the other, and tasks come back after growing delays.
+``syncguard.testing.LockBackendConformance`` is the suite that holds a backend to all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
-
+from syncguard._backend.inspection import (
+    AsyncListsLocks,
+    AsyncReportsHealth,
+    Health,
+    ListsLocks,
+    LockPage,
+    ReportsHealth,
+    Wanted,
+    health_of,
+    listing_of,
+    offers,
+    sanitized,
+)
+from syncguard._backend.optional import (
+    DEFAULT_MAX_DELAY_MS,
+    AsyncExtendChannel,
+    AsyncOpensExtendChannel,
+    AsyncWaiter,
+    AsyncWakeable,
+    ExtendChannel,
+    Extension,
+    OpensExtendChannel,
+    Refusal,
+    ReleasesMany,
+    Turn,
+    TurnGiver,
+    Waiter,
+    Wakeable,
+    release_many,
+)
+from syncguard._backend.required import (
+    AsyncLockBackend,
+    BackendClass,
+    LockBackend,
+    check_signal,
+)
+from syncguard._backend.settings import (
+    Finding,
+    FindingKind,
+    GivenLocation,
+    Location,
+    ReadsLocation,
+    SettingProblem,
+    plain_location,
+)
+from syncguard.async_lock import AsyncLockable
+from syncguard.clock import holder_clock_ms, is_live
+from syncguard.constants import (
+    DEFAULT_KEY_PREFIX,
+    DEFAULT_TTL_MS,
+    FENCE_MAX,
+    FENCE_WARN,
+    TIME_TOLERANCE_MS,
+)
 from syncguard.disposal import Disposal
-from syncguard.errors import LockError, invalid_argument
+from syncguard.errors import ErrorContext, InvalidArgument, LockError, invalid_argument
 from syncguard.handles import Acquired, AsyncAcquired
+from syncguard.keys import (
+    display_hash,
+    format_fence,
+    generate_lock_id,
+    make_storage_key,
+    normalize_and_validate_key,
+    validate_count,
+    validate_holder,
+    validate_lock_id,
+    validate_ttl_ms,
+)
+from syncguard.lock import Lockable
+from syncguard.redacted import RedactedUrl, Secret
 from syncguard.types import (
+    CONTENDED,
     BackendCapabilities,
     Contended,
     ExtendResult,
     LockInfo,
     LockInfoDebug,
     NotAdopted,
+    OnReleaseError,
     ReleaseResult,
     Signal,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The lock is held; for ``remaining_ms`` longer at most, where the backend knows."""
-
-    remaining_ms: int | None = None
-
-
-class LockBackend(Protocol):
-    """A store of locks, blocking."""
-
-    @property
-    def capabilities(self) -> BackendCapabilities: ...
-
-    @property
-    def disposal(self) -> Disposal: ...
-
-    def acquire(
-        self,
-        key: str,
-        ttl_ms: int = ...,
-        *,
-        holder: str | None = None,
-        signal: Signal | None = None,
-    ) -> Acquired | Contended: ...
-
-    def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
-
-    def extend(
-        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
-    ) -> ExtendResult: ...
-
-    def adopt(
-        self,
-        lock_id: str,
-        ttl_ms: int = ...,
-        *,
-        holder: str | None = None,
-        signal: Signal | None = None,
-    ) -> Acquired | NotAdopted: ...
-
-    def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
-
-    def lookup(
-        self,
-        *,
-        key: str | None = None,
-        lock_id: str | None = None,
-        signal: Signal | None = None,
-    ) -> LockInfo | None: ...
-
-    def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
-    ) -> LockInfoDebug | None: ...
-
-    def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]: ...
-
-    def count_live_locks(self) -> int: ...
-
-    def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult: ...
-
-    def hash(self, value: str) -> str: ...
-
-
-class AsyncLockBackend(Protocol):
-    """A store of locks, for asyncio."""
-
-    @property
-    def capabilities(self) -> BackendCapabilities: ...
-
-    @property
-    def disposal(self) -> Disposal: ...
-
-    async def acquire(
-        self,
-        key: str,
-        ttl_ms: int = ...,
-        *,
-        holder: str | None = None,
-        signal: Signal | None = None,
-    ) -> AsyncAcquired | Contended: ...
-
-    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
-
-    async def extend(
-        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
-    ) -> ExtendResult: ...
-
-    async def adopt(
-        self,
-        lock_id: str,
-        ttl_ms: int = ...,
-        *,
-        holder: str | None = None,
-        signal: Signal | None = None,
-    ) -> AsyncAcquired | NotAdopted: ...
-
-    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
-
-    async def lookup(
-        self,
-        *,
-        key: str | None = None,
-        lock_id: str | None = None,
-        signal: Signal | None = None,
-    ) -> LockInfo | None: ...
-
-    async def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
-    ) -> LockInfoDebug | None: ...
-
-    async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]: ...
-
-    async def count_live_locks(self) -> int: ...
-
-    async def force_release(
-        self, key_hash: str, *, fence: str, lock_id_hash: str
-    ) -> ReleaseResult: ...
-
-    def hash(self, value: str) -> str: ...
-
-
-class Waiter(Protocol):
-    """One caller of ``lock()``, between its first attempt and its lock."""
-
-    def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int, /) -> Acquired | Refusal:
-        """Try once. ``wait_ms`` above 0: if refused, ``wait`` will be called for that long."""
-        ...
-
-    def wait(self, ms: float, signal: Signal | None) -> bool:
-        """Wait. True: woken, the lock was let go. False: the time is over.
-
-        Raises LockError("Aborted") within 100 ms of the signal.
-        """
-        ...
-
-    def close(self) -> None:
-        """Leave. A wake-up that was not used goes to the next waiter."""
-        ...
-
-    def forsake(self) -> None:
-        """Give back whatever the last attempt may have taken: its caller was interrupted."""
-        ...
-
-
-class AsyncWaiter(Protocol):
-    """One caller of ``syncguard.aio.lock``, between its first attempt and its lock."""
-
-    async def attempt(
-        self, ttl_ms: int, holder: str | None, wait_ms: int, /
-    ) -> AsyncAcquired | Refusal: ...
-
-    async def wait(self, ms: float, signal: Signal | None) -> bool: ...
-
-    async def close(self) -> None: ...
-
-
-Extension = tuple[str, int]
-"""A lock id, and the TTL to give it."""
-
-
-class ExtendChannel(Protocol):
-    """A connection of the heartbeat's own. After it was opened, nothing here may block."""
-
-    def fileno(self) -> int: ...
-
-    def send(self, extensions: Sequence[Extension]) -> None:
-        """Send what can be sent at once."""
-        ...
-
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether there is more to send, as soon as the file takes it."""
-        ...
-
-    def receive(self) -> list[ExtendResult | LockError]:
-        """Send more of what is left, and return the answers that have arrived since.
-
-        Called when the file is readable, or writable where that is wanted. The answers come in
-        the order of the sending.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-class AsyncExtendChannel(Protocol):
-    """A connection of the heartbeat's own."""
-
-    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]: ...
-
-    async def close(self) -> None: ...
-
-
-@runtime_checkable
-class Wakeable(Protocol):
-    """A backend that can wake a waiter."""
-
-    def open_waiter(self, key: str) -> Waiter: ...
-
-
-@runtime_checkable
-class ReleasesMany(Protocol):
-    """A backend that releases many locks in few round trips."""
-
-    def release_many(self, lock_ids: Sequence[str], /) -> list[ReleaseResult | LockError]:
-        """One result for each lock id, in their order; an error is returned, not raised."""
-        ...
-
-
-@runtime_checkable
-class AsyncWakeable(Protocol):
-    """An asyncio backend that can wake a waiter."""
-
-    def open_waiter(self, key: str) -> AsyncWaiter: ...
-
-
-DEFAULT_MAX_DELAY_MS: Final = 10_000
-"""A caller in a queue comes back at least this often: holders may be quicker than was thought."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """When a caller that was refused tries again: it waits now, or comes back after a delay."""
-
-    ticket: str | None = field(default=None, repr=False)
-    """Not None: wait for the lock now, then hand this to ``end_wait``. Nobody else waits."""
-    delay_ms: int = 0
-    """Otherwise: come back after so long."""
-    place_ms: int = 0
-    """The place in the queue, to be given again by a caller that comes back."""
-
-
-@runtime_checkable
-class TurnGiver(Protocol):
-    """A backend that keeps a queue for each key: for callers that rather come back than block.
-
-    The queue grants nothing. Whoever comes uncalled may find the lock free and take it.
-    """
-
-    def next_turn(
-        self,
-        key: str,
-        *,
-        place_ms: int = 0,
-        held_ms: int = 0,
-        max_wait_ms: int = 0,
-        max_delay_ms: int = ...,
-    ) -> Turn | None:
-        """When to try again. None: this backend keeps no queue after all.
-
-        ``place_ms`` is that of the caller's last turn; ``held_ms`` how long a holder held this
-        lock, told once for each hold: the backend estimates from that. 0 where there is none.
-        With ``max_wait_ms`` above 0 the caller offers to wait for that long, and is told to if it
-        is its turn, nobody else waits, and the lock may be free by then.
-        """
-        ...
-
-    def end_wait(self, key: str, ticket: str) -> None:
-        """The wait is over, with the lock or without."""
-        ...
-
-
-def check_signal(signal: Signal | None) -> None:
-    """Raise ``Aborted`` if the signal is set. Every operation asks before it does any I/O."""
-    if signal is None:
-        return
-    is_set = getattr(signal, "is_set", None)
-    if not callable(is_set):
-        raise invalid_argument("signal must have a method is_set(), like threading.Event")
-    if is_set():
-        raise LockError("Aborted")
-
-
-def release_many(backend: LockBackend, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
-    """Release many locks of one backend: at once where it can, else one after the other.
-
-    After an error the rest is not tried: a server that is down costs its time-out once.
-    """
-    if isinstance(backend, ReleasesMany):
-        return backend.release_many(lock_ids)
-    results: list[ReleaseResult | LockError] = []
-    failed: LockError | None = None
-    for lock_id in lock_ids:
-        try:
-            results.append(failed or backend.release(lock_id))
-        except LockError as error:
-            failed = error
-            results.append(error)
-    return results
+__all__ = [
+    "CONTENDED",
+    "DEFAULT_KEY_PREFIX",
+    "DEFAULT_MAX_DELAY_MS",
+    "DEFAULT_TTL_MS",
+    "FENCE_MAX",
+    "FENCE_WARN",
+    "TIME_TOLERANCE_MS",
+    "Acquired",
+    "AsyncAcquired",
+    "AsyncExtendChannel",
+    "AsyncListsLocks",
+    "AsyncLockBackend",
+    "AsyncLockable",
+    "AsyncOpensExtendChannel",
+    "AsyncReportsHealth",
+    "AsyncWaiter",
+    "AsyncWakeable",
+    "BackendCapabilities",
+    "BackendClass",
+    "Contended",
+    "Disposal",
+    "ErrorContext",
+    "ExtendChannel",
+    "ExtendResult",
+    "Extension",
+    "Finding",
+    "FindingKind",
+    "GivenLocation",
+    "Health",
+    "InvalidArgument",
+    "ListsLocks",
+    "Location",
+    "LockBackend",
+    "LockError",
+    "LockInfo",
+    "LockInfoDebug",
+    "LockPage",
+    "Lockable",
+    "NotAdopted",
+    "OnReleaseError",
+    "OpensExtendChannel",
+    "ReadsLocation",
+    "RedactedUrl",
+    "Refusal",
+    "ReleaseResult",
+    "ReleasesMany",
+    "ReportsHealth",
+    "Secret",
+    "SettingProblem",
+    "Signal",
+    "Turn",
+    "TurnGiver",
+    "Waiter",
+    "Wakeable",
+    "Wanted",
+    "check_signal",
+    "display_hash",
+    "format_fence",
+    "generate_lock_id",
+    "health_of",
+    "holder_clock_ms",
+    "invalid_argument",
+    "is_live",
+    "listing_of",
+    "make_storage_key",
+    "normalize_and_validate_key",
+    "offers",
+    "plain_location",
+    "release_many",
+    "sanitized",
+    "validate_count",
+    "validate_holder",
+    "validate_lock_id",
+    "validate_ttl_ms",
+]

@@ -6,7 +6,7 @@ Release and extend check ownership themselves, in one step with what they do.
 
 from __future__ import annotations
 
-from syncguard.backend import AsyncLockBackend, LockBackend
+from syncguard._backend.required import AsyncLockBackend, LockBackend
 from syncguard.types import LockInfo, LockInfoDebug, Signal
 
 
@@ -26,14 +26,14 @@ def get_by_key_raw(
     backend: LockBackend, key: str, *, signal: Signal | None = None
 ) -> LockInfoDebug | None:
     """The live lock on a key with its raw key and lock id. SENSITIVE: do not log it."""
-    return backend._lookup_raw(key=key, lock_id=None, signal=signal)
+    return backend.lookup_raw(key=key, signal=signal)
 
 
 def get_by_id_raw(
     backend: LockBackend, lock_id: str, *, signal: Signal | None = None
 ) -> LockInfoDebug | None:
     """The live lock with this id, with its raw key. SENSITIVE: do not log it."""
-    return backend._lookup_raw(key=None, lock_id=lock_id, signal=signal)
+    return backend.lookup_raw(lock_id=lock_id, signal=signal)
 
 
 def owns(backend: LockBackend, lock_id: str, *, signal: Signal | None = None) -> bool:
@@ -59,14 +59,14 @@ async def aget_by_key_raw(
     backend: AsyncLockBackend, key: str, *, signal: Signal | None = None
 ) -> LockInfoDebug | None:
     """The live lock on a key with its raw key and lock id. SENSITIVE: do not log it."""
-    return await backend._lookup_raw(key=key, lock_id=None, signal=signal)
+    return await backend.lookup_raw(key=key, signal=signal)
 
 
 async def aget_by_id_raw(
     backend: AsyncLockBackend, lock_id: str, *, signal: Signal | None = None
 ) -> LockInfoDebug | None:
     """The live lock with this id, with its raw key. SENSITIVE: do not log it."""
-    return await backend._lookup_raw(key=None, lock_id=lock_id, signal=signal)
+    return await backend.lookup_raw(lock_id=lock_id, signal=signal)
 
 
 async def aowns(backend: AsyncLockBackend, lock_id: str, *, signal: Signal | None = None) -> bool:

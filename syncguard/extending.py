@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from syncguard.backend import AsyncLockBackend, Extension, LockBackend
+from syncguard._backend.optional import Extension
+from syncguard._backend.required import AsyncLockBackend, LockBackend
 from syncguard.errors import ErrorContext, LockError
 from syncguard.types import ExtendResult
 

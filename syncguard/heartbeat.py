@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Final
 
-from syncguard.backend import LockBackend
+from syncguard._backend.required import LockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.heartbeat_thread import HeartbeatThread, Watch
 from syncguard.held import Held

@@ -18,7 +18,8 @@ import weakref
 from collections import deque
 from typing import Final
 
-from syncguard.backend import ExtendChannel, LockBackend
+from syncguard._backend.optional import ExtendChannel, OpensExtendChannel
+from syncguard._backend.required import LockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import CallingChannel, as_lock_error
@@ -243,9 +244,12 @@ class HeartbeatThread:
 
     def _open(self, lane: Lane, timeout_ms: float) -> None:
         try:
-            opener = getattr(lane.backend, "open_extend_channel", None)
-            channel = opener(timeout_ms) if opener is not None else None
-            outcome = CallingChannel(lane.backend) if channel is None else channel
+            channel: ExtendChannel | None = None
+            if isinstance(lane.backend, OpensExtendChannel):
+                channel = lane.backend.open_extend_channel(timeout_ms)
+            outcome: ExtendChannel | LockError = (
+                CallingChannel(lane.backend) if channel is None else channel
+            )
         except Exception as error:
             outcome = as_lock_error(error)
         self._connected.append((lane, outcome))

@@ -13,6 +13,7 @@ import re
 import struct
 import unicodedata
 from binascii import b2a_base64
+from collections.abc import Callable
 from operator import mul
 from typing import Final
 
@@ -121,6 +122,16 @@ def keyed_hash(secret: bytes, value: str) -> str:
     return hmac.digest(secret, message, "sha256").hex()[:24]
 
 
+def display_hash(secret: str | bytes | None) -> Callable[[str], str]:
+    """What a backend with this ``hash_secret`` shows instead of keys and lock ids."""
+    if secret is None:
+        return hash_key
+    if not isinstance(secret, str | bytes) or not secret:
+        raise invalid_argument("hash_secret must be a non-empty str or bytes")
+    key = secret.encode() if isinstance(secret, str) else secret
+    return lambda value: keyed_hash(key, value)
+
+
 def generate_lock_id() -> str:
     """A fresh lock id: 128 random bits from the system's generator, 22 characters."""
     return _base64url(os.urandom(LOCK_ID_BYTES))
@@ -146,6 +157,13 @@ def validate_ms(name: str, value: int) -> int:
     """A number of milliseconds that may be 0."""
     if type(value) is not int or not 0 <= value < 2**53:
         raise invalid_argument(f"{name} must be a whole number of milliseconds, 0 or more")
+    return value
+
+
+def validate_count(name: str, value: int) -> int:
+    """A number of things, such as a limit."""
+    if type(value) is not int or value < 0:
+        raise invalid_argument(f"{name} must be a whole number, zero or more")
     return value
 
 

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from syncguard.backend import ExtendChannel, LockBackend
+from syncguard._backend.optional import ExtendChannel
+from syncguard._backend.required import LockBackend
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.extending import as_lock_error

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from syncguard import heartbeat
-from syncguard.backend import LockBackend, release_many
+from syncguard._backend.optional import release_many
+from syncguard._backend.required import LockBackend
 from syncguard.current import Block, innermost
 from syncguard.errors import LockError, LockLost
 from syncguard.held import Held

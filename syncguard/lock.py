@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
 from syncguard import heartbeat
+from syncguard._backend.optional import Refusal, Waiter
+from syncguard._backend.required import LockBackend, check_signal
 from syncguard.acquisition import Acquiring, Attempt, acquiring
-from syncguard.backend import LockBackend, Refusal, Waiter, check_signal
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.current import Block, innermost
@@ -285,7 +286,7 @@ class Lock:
 class Lockable:
     """Gives a backend the method ``lock``."""
 
-    _is_async: ClassVar = False
+    is_async: ClassVar = False
 
     def lock(
         self: LockBackend,

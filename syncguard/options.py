@@ -12,7 +12,7 @@ from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Final, TypeVar
 
-from syncguard.backend import check_signal
+from syncguard._backend.required import check_signal
 from syncguard.clock import holder_clock_ms
 from syncguard.current import Block, block_here
 from syncguard.disposal import Disposal, check_callback
@@ -162,7 +162,7 @@ def check_backend(backend: object, *, wants_async: bool) -> None:
     kind = type(backend)
     acquire = getattr(backend, "acquire", None)
     # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
-    is_async = getattr(kind, "_is_async", None)
+    is_async = getattr(kind, "is_async", None)
     if is_async is wants_async and callable(acquire):
         return
     if kind is type or not callable(acquire):

@@ -11,17 +11,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from syncguard.backend import (
+from syncguard._backend.inspection import Health, LockPage, Wanted, health_of, listing_of
+from syncguard._backend.optional import (
     DEFAULT_MAX_DELAY_MS,
     ExtendChannel,
     Extension,
-    LockBackend,
+    OpensExtendChannel,
     Refusal,
     Turn,
     TurnGiver,
     Waiter,
     release_many,
 )
+from syncguard._backend.required import LockBackend
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.courier import deliver
 from syncguard.disposal import Disposal
@@ -169,11 +171,15 @@ class ReportingBackend(Lockable):
         self._report("lookup", info is not None, key=key, lock_id=lock_id)
         return info
 
-    def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
     ) -> LockInfoDebug | None:
         try:
-            info = self._inner._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+            info = self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         except LockError as error:
             self._failed("lookup", error, key=key, lock_id=lock_id)
             raise
@@ -181,15 +187,34 @@ class ReportingBackend(Lockable):
         return info
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        return self._inner.live_locks(limit, offset)
+        return listing_of(self._inner).live_locks(limit, offset)
 
     def count_live_locks(self) -> int:
-        return self._inner.count_live_locks()
+        return listing_of(self._inner).count_live_locks()
+
+    def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        return listing_of(self._inner).page_raw(limit, offset)
+
+    def find_raw(
+        self,
+        is_wanted: Wanted,
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
+    ) -> list[LockInfoDebug]:
+        return listing_of(self._inner).find_raw(
+            is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
+        )
+
+    def health(self) -> Health:
+        return health_of(self._inner).health()
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}
+        inner = listing_of(self._inner)
         try:
-            result = self._inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+            result = inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
         except LockError as error:
             self._failed("release", error, **seen)
             raise
@@ -224,8 +249,9 @@ class ReportingBackend(Lockable):
             self._inner.end_wait(key, ticket)
 
     def open_extend_channel(self, timeout_ms: float) -> ExtendChannel | None:
-        opener = getattr(self._inner, "open_extend_channel", None)
-        channel: ExtendChannel | None = opener(timeout_ms) if opener is not None else None
+        if not isinstance(self._inner, OpensExtendChannel):
+            return None
+        channel = self._inner.open_extend_channel(timeout_ms)
         # Without a channel the heartbeat calls our extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
 

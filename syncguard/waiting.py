@@ -9,16 +9,8 @@ import asyncio
 import time
 from typing import Final
 
-from syncguard.backend import (
-    AsyncLockBackend,
-    AsyncWaiter,
-    AsyncWakeable,
-    LockBackend,
-    Refusal,
-    Waiter,
-    Wakeable,
-    check_signal,
-)
+from syncguard._backend.optional import AsyncWaiter, AsyncWakeable, Refusal, Waiter, Wakeable
+from syncguard._backend.required import AsyncLockBackend, LockBackend, check_signal
 from syncguard.handles import Acquired, AsyncAcquired
 from syncguard.types import Signal
 

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import redis
 import redis.asyncio
 
+from syncguard._backend.inspection import LockPage, Wanted, sanitized
+from syncguard._backend.optional import Refusal
+from syncguard._backend.required import check_signal
 from syncguard.async_lock import AsyncLockable
-from syncguard.backend import Refusal, check_signal
 from syncguard.cancellation import finished
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
@@ -30,7 +32,7 @@ from syncguard.redis.calls import Call, FenceFloor
 from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from_url
 from syncguard.redis.connections import AsyncNodePool, AsyncPool, async_wire_pool
 from syncguard.redis.extending import AsyncRedisExtendChannel
-from syncguard.redis.replies import Granted, sanitized
+from syncguard.redis.replies import Granted
 from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import (
     CONTENDED,
@@ -182,12 +184,17 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         signal: Signal | None = None,
     ) -> LockInfo | None:
         """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
-        info = await self._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        info = await self.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         return None if info is None else sanitized(info)
 
-    async def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    async def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
     ) -> LockInfoDebug | None:
+        """The same with the raw key and lock id. SENSITIVE: whoever has the id can release it."""
         call = self._calls.lookup(key, lock_id)
         check_signal(signal)
         return await self._runner.run(call)
@@ -198,11 +205,18 @@ class AsyncRedisBackend(Configured, AsyncLockable):
 
     async def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
         """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
-        return await self._drive(listing.live_locks(self._calls, limit, offset))
+        return (await self.page_raw(limit, offset)).locks
+
+    async def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        """The same, how many locks are live in all, and the server's clock. SENSITIVE.
+
+        One request for up to a thousand locks; on a cluster, one for each of its buckets.
+        """
+        return await self._drive(listing.page(self._calls, limit, offset))
 
     async def find_raw(
         self,
-        is_wanted: Callable[[LockInfoDebug], bool],
+        is_wanted: Wanted,
         at_most: int = 1,
         *,
         fence: str = "",

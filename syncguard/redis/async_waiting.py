@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from syncguard.backend import Refusal, check_signal
+from syncguard._backend.optional import Refusal
+from syncguard._backend.required import check_signal
 from syncguard.handles import AsyncAcquired
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import (

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from syncguard.backend import Refusal, Turn
+from syncguard._backend.inspection import LockPage
+from syncguard._backend.optional import Refusal, Turn
 from syncguard.constants import (
     CLEANUP_GUARD_MS,
     DEFAULT_KEY_PREFIX,
@@ -19,9 +20,8 @@ from syncguard.constants import (
 )
 from syncguard.errors import invalid_argument
 from syncguard.keys import (
+    display_hash,
     generate_lock_id,
-    hash_key,
-    keyed_hash,
     validate_holder,
     validate_lock_id,
     validate_ms,
@@ -105,7 +105,7 @@ class Calls:
         if default_holder is not None and not callable(default_holder):
             raise invalid_argument("default_holder must be a function that returns a label")
         self.names: Final = Names(key_prefix, clustered=clustered)
-        self.hash: Final = _display_hash(hash_secret)
+        self.hash: Final = display_hash(hash_secret)
         self._reader = Reader(self.hash)
         self._floor = fence_floor or ""
         self._default_holder = default_holder
@@ -261,7 +261,7 @@ class Calls:
             scripts.LOOKUP_BY_ID, (index,), (lock_id,), self._reader.lookup, lock_id=lock_id
         )
 
-    def live_locks(self, space: Space, offset: int, limit: int) -> Call[list[LockInfoDebug]]:
+    def live_locks(self, space: Space, offset: int, limit: int) -> Call[LockPage]:
         return Call(
             scripts.LIVE_LOCKS, (space.live,), (str(offset), str(limit)), self._reader.live_locks
         )
@@ -285,12 +285,3 @@ class Calls:
 def _lock_id_in(bucket: str) -> str:
     lock_id = generate_lock_id()
     return bucket + lock_id[1:] if bucket else lock_id
-
-
-def _display_hash(secret: str | bytes | None) -> Callable[[str], str]:
-    if secret is None:
-        return hash_key
-    if not isinstance(secret, str | bytes) or not secret:
-        raise invalid_argument("hash_secret must be a non-empty str or bytes")
-    key = secret.encode() if isinstance(secret, str) else secret
-    return lambda value: keyed_hash(key, value)

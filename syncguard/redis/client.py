@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, TypeVar
 import redis
 import redis.asyncio
 
-from syncguard.backend import DEFAULT_MAX_DELAY_MS, Refusal, Turn, check_signal
+from syncguard._backend.inspection import LockPage, Wanted, sanitized
+from syncguard._backend.optional import DEFAULT_MAX_DELAY_MS, Refusal, Turn
+from syncguard._backend.required import check_signal
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
@@ -28,7 +30,7 @@ from syncguard.redis.configuration import UNDO_PAUSES_S, Configured, client_from
 from syncguard.redis.connections import Pool, wire_pool
 from syncguard.redis.extending import RedisExtendChannel
 from syncguard.redis.pipelining import run_in_turn, run_together
-from syncguard.redis.replies import Granted, sanitized
+from syncguard.redis.replies import Granted
 from syncguard.redis.waiting import RedisWaiter
 from syncguard.redis.wire import CommandRunner, Runner, Wire
 from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
@@ -183,12 +185,17 @@ class RedisBackend(Configured, Lockable):
         signal: Signal | None = None,
     ) -> LockInfo | None:
         """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
-        info = self._lookup_raw(key=key, lock_id=lock_id, signal=signal)
+        info = self.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         return None if info is None else sanitized(info)
 
-    def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
     ) -> LockInfoDebug | None:
+        """The same with the raw key and lock id. SENSITIVE: whoever has the id can release it."""
         call = self._calls.lookup(key, lock_id)
         check_signal(signal)
         return self._runner.run(call)
@@ -199,11 +206,18 @@ class RedisBackend(Configured, Lockable):
 
     def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
         """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
-        return self._drive(listing.live_locks(self._calls, limit, offset))
+        return self.page_raw(limit, offset).locks
+
+    def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        """The same, how many locks are live in all, and the server's clock. SENSITIVE.
+
+        One request for up to a thousand locks; on a cluster, one for each of its buckets.
+        """
+        return self._drive(listing.page(self._calls, limit, offset))
 
     def find_raw(
         self,
-        is_wanted: Callable[[LockInfoDebug], bool],
+        is_wanted: Wanted,
         at_most: int = 1,
         *,
         fence: str = "",

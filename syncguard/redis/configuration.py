@@ -27,7 +27,7 @@ UNDO_PAUSES_S: Final = (0.0, 0.02, 0.1)
 class Configured:
     """A backend's settings, checked, and the calls that follow from them."""
 
-    _is_async: ClassVar[bool]
+    is_async: ClassVar[bool]
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Configured:
             default_holder=default_holder,
             clustered=self._clustered,
         )
-        check_callback("on_release_error", on_release_error, may_be_async=self._is_async)
+        check_callback("on_release_error", on_release_error, may_be_async=self.is_async)
         self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
         self._owns_client = False
 

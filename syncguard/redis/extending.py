@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import redis
 from redis.exceptions import NoScriptError
 
-from syncguard.backend import Extension
+from syncguard._backend.optional import Extension
 from syncguard.errors import LockError
 from syncguard.redis.calls import Call, Calls
 from syncguard.redis.connections import (

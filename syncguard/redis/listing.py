@@ -5,10 +5,13 @@ Without I/O, so that the blocking and the asyncio backend share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from itertools import chain
 from typing import Any, Final, TypeVar
 
+from syncguard._backend.inspection import LockPage, Wanted
 from syncguard.errors import invalid_argument
+from syncguard.keys import validate_count
 from syncguard.redis.calls import PAGE, Call, Calls
 from syncguard.redis.names import Space
 from syncguard.types import LockInfoDebug
@@ -23,20 +26,21 @@ T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
 
 
-def live_locks(calls: Calls, limit: int, offset: int) -> Steps[list[LockInfoDebug]]:
-    """A page of the live locks, soonest to expire first."""
-    _check_whole(limit, "limit")
-    _check_whole(offset, "offset")
+def page(calls: Calls, limit: int, offset: int) -> Steps[LockPage]:
+    """A page of the live locks, soonest to expire first: one step for each thousand locks."""
+    validate_count("limit", limit)
+    validate_count("offset", offset)
     offset = min(offset, _BEYOND_ANY_LIST)
     spaces = calls.names.spaces()
     if len(spaces) == 1:
         return (yield from _slice(calls, spaces[0], limit, offset))
     # A cluster keeps one list a bucket: the page lies within the first offset + limit of each.
-    merged: list[LockInfoDebug] = []
+    slices = []
     for space in spaces:
-        merged += yield from _slice(calls, space, offset + limit, 0)
-    merged.sort(key=lambda info: info.expires_at_ms)
-    return merged[offset : offset + limit]
+        slices.append((yield from _slice(calls, space, offset + limit if limit else 0, 0)))
+    merged = sorted(chain(*(each.locks for each in slices)), key=lambda info: info.expires_at_ms)
+    total, now_ms = sum(each.total for each in slices), max(each.now_ms for each in slices)
+    return LockPage(merged[offset : offset + limit], total, now_ms)
 
 
 def counts(calls: Calls) -> Steps[tuple[int, int]]:
@@ -51,7 +55,7 @@ def counts(calls: Calls) -> Steps[tuple[int, int]]:
 
 def find(
     calls: Calls,
-    is_wanted: Callable[[LockInfoDebug], bool],
+    is_wanted: Wanted,
     at_most: int,
     *,
     fence: str = "",
@@ -90,17 +94,12 @@ def holder(
     )
 
 
-def _slice(calls: Calls, space: Space, limit: int, offset: int) -> Steps[list[LockInfoDebug]]:
-    found: list[LockInfoDebug] = []
-    for start in range(offset, offset + limit, PAGE):
-        size = min(PAGE, offset + limit - start)
-        page: list[LockInfoDebug] = yield calls.live_locks(space, start, size)
-        found += page
-        if not page:
+def _slice(calls: Calls, space: Space, limit: int, offset: int) -> Steps[LockPage]:
+    first: LockPage = yield calls.live_locks(space, offset, min(PAGE, limit))
+    found, part = first.locks, first
+    for start in range(offset + PAGE, offset + limit, PAGE):
+        if not part.locks:
             break
-    return found
-
-
-def _check_whole(value: int, name: str) -> None:
-    if type(value) is not int or value < 0:
-        raise invalid_argument(f"{name} must be a whole number, zero or more")
+        part = yield calls.live_locks(space, start, min(PAGE, offset + limit - start))
+        found = found + part.locks
+    return LockPage(found, first.total, first.now_ms)

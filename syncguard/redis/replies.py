@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from syncguard.backend import Refusal, Turn
+from syncguard._backend.inspection import LockPage
+from syncguard._backend.optional import Refusal, Turn
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import FENCE_MAX, FENCE_WARN, TIME_TOLERANCE_MS
 from syncguard.errors import LockError
-from syncguard.types import AbsenceReason, ExtendResult, LockInfo, LockInfoDebug, ReleaseResult
+from syncguard.types import AbsenceReason, ExtendResult, LockInfoDebug, ReleaseResult
 
 Reply = object
 
@@ -68,19 +69,26 @@ class Reader:
                 return self._info(record, redis_server_time_ms((seconds, microseconds)))
         raise malformed("lookup")
 
-    def live_locks(self, reply: Reply) -> list[LockInfoDebug]:
+    def live_locks(self, reply: Reply) -> LockPage:
         match reply:
-            case [bytes() | str() as seconds, bytes() | str() as microseconds, list(records)]:
-                now_ms = redis_server_time_ms((seconds, microseconds))
-                infos = (self._info(record, now_ms) for record in records if record is not None)
-                return [info for info in infos if info is not None]
+            case [*listed, int(total)]:
+                infos, now_ms = self._listed(listed, "live_locks")
+                return LockPage(infos, total, now_ms)
         raise malformed("live_locks")
 
     def walk(self, reply: Reply) -> tuple[str, list[LockInfoDebug]]:
         match reply:
-            case [bytes() | str() as cursor, *rest]:
-                return _text(cursor), self.live_locks(rest)
+            case [bytes() | str() as cursor, *listed]:
+                return _text(cursor), self._listed(listed, "walk")[0]
         raise malformed("walk")
+
+    def _listed(self, reply: Reply, what: str) -> tuple[list[LockInfoDebug], int]:
+        match reply:
+            case [bytes() | str() as seconds, bytes() | str() as microseconds, list(records)]:
+                now_ms = redis_server_time_ms((seconds, microseconds))
+                infos = (self._info(record, now_ms) for record in records if record is not None)
+                return [info for info in infos if info is not None], now_ms
+        raise malformed(what)
 
     def _fence(self, raw: object, key: str) -> str:
         fence = _text(raw)
@@ -110,18 +118,6 @@ class Reader:
         except (ValueError, KeyError, TypeError, AttributeError):
             # "from None": the decoder's error carries the record, with its key and lock id.
             raise malformed("lookup") from None
-
-
-def sanitized(info: LockInfoDebug) -> LockInfo:
-    """The same lock without what must not be shown."""
-    return LockInfo(
-        info.key_hash,
-        info.lock_id_hash,
-        info.expires_at_ms,
-        info.acquired_at_ms,
-        info.fence,
-        info.holder,
-    )
 
 
 def log_fence_warning(key_hash: str, fence: str) -> None:

@@ -21,7 +21,8 @@ from typing import Final, Protocol
 
 import redis
 
-from syncguard.backend import Refusal, check_signal
+from syncguard._backend.optional import Refusal
+from syncguard._backend.required import check_signal
 from syncguard.handles import Acquired
 from syncguard.redis.calls import Call
 from syncguard.redis.connections import (

@@ -9,12 +9,11 @@ import sys
 import pytest
 
 from syncguard import ExtendResult, LockError, ReleaseResult, hash_key, validate_lock_id
-from syncguard.backend import Refusal
+from syncguard.backend import Refusal, sanitized
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import CLEANUP_GUARD_MS, FENCE_MAX, TIME_TOLERANCE_MS
 from syncguard.redis import scripts
 from syncguard.redis.calls import Calls
-from syncguard.redis.replies import sanitized
 from syncguard.types import LockInfo
 
 ID = "A" * 22
@@ -234,11 +233,12 @@ def test_a_lookup_reply_of_another_shape_is_an_internal_error(calls, reply):
 
 def test_a_list_leaves_out_what_is_gone_or_expired(calls):
     call = calls.live_locks(calls.names.spaces()[0], 0, 10)
-    found = call.read([*TIME, [record(), None, record(expiresAtMs=1)]])
-    assert [info.key for info in found] == ["k"]
+    page = call.read([*TIME, [record(), None, record(expiresAtMs=1)], 7])
+    assert [info.key for info in page.locks] == ["k"]
+    assert (page.total, page.now_ms) == (7, redis_server_time_ms(tuple(TIME)))
 
 
-@pytest.mark.parametrize("reply", [None, [], [b"1", b"2"], [b"1", b"2", 3]], ids=repr)
+@pytest.mark.parametrize("reply", [None, [], [b"1", b"2", []], [b"1", b"2", 3], [b"1", 2]], ids=repr)
 def test_a_list_of_another_shape_is_an_internal_error(calls, reply):
     malformed(calls.live_locks(calls.names.spaces()[0], 0, 10), reply)
 

@@ -120,7 +120,7 @@ def test_what_is_found_is_reported_as_ok(backend, events):
     backend.is_locked("k")
     backend.lookup(key="k")
     backend.lookup(lock_id=result.lock_id)
-    backend._lookup_raw(key="k", lock_id=None, signal=None)
+    backend.lookup_raw(key="k")
     assert [(event.type, event.result) for event in events] == [
         ("isLocked", "ok"),
         ("lookup", "ok"),
@@ -185,7 +185,7 @@ def test_faults_are_reported_and_raised(server, backend, events):
         lambda: backend.adopt(UNKNOWN),
         lambda: backend.is_locked("k"),
         lambda: backend.lookup(key="k"),
-        lambda: backend._lookup_raw(key="k", lock_id=None, signal=None),
+        lambda: backend.lookup_raw(key="k"),
         lambda: backend.force_release("a", fence="0" * 15, lock_id_hash="b"),
     ):
         with pytest.raises(LockError):

@@ -145,10 +145,14 @@ class BlockingFacade:
     ) -> LockInfo | None:
         return self._loop.run(self._backend.lookup(key=key, lock_id=lock_id, signal=signal))
 
-    def _lookup_raw(
-        self, *, key: str | None, lock_id: str | None, signal: Signal | None
+    def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
     ) -> LockInfoDebug | None:
-        return self._loop.run(self._backend._lookup_raw(key=key, lock_id=lock_id, signal=signal))
+        return self._loop.run(self._backend.lookup_raw(key=key, lock_id=lock_id, signal=signal))
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         return self._loop.run(self._backend.live_locks(limit, offset))

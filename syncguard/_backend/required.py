@@ -1,0 +1,187 @@
+"""What every backend has: the protocols that ``lock()``, telemetry and the adapters are built on.
+
+``syncguard.testing`` publishes the suite that holds a backend to them. Operations are single
+attempts: retries live in ``lock()``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from syncguard.disposal import Disposal
+from syncguard.errors import LockError, invalid_argument
+from syncguard.handles import Acquired, AsyncAcquired
+from syncguard.types import (
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseResult,
+    Signal,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class LockBackend(Protocol):
+    """A store of locks, blocking."""
+
+    is_async: ClassVar[bool]
+    """False."""
+
+    @property
+    def capabilities(self) -> BackendCapabilities: ...
+
+    @property
+    def disposal(self) -> Disposal: ...
+
+    def acquire(
+        self,
+        key: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | Contended: ...
+
+    def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
+
+    def extend(
+        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
+    ) -> ExtendResult: ...
+
+    def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> Acquired | NotAdopted: ...
+
+    def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
+
+    def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None: ...
+
+    def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfoDebug | None:
+        """The same with the raw key and lock id. SENSITIVE."""
+        ...
+
+    def hash(self, value: str) -> str:
+        """The display hash of a key or a lock id: what pages and logs show instead of it."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections of its own. Held locks stay held."""
+        ...
+
+
+class AsyncLockBackend(Protocol):
+    """A store of locks, for asyncio."""
+
+    is_async: ClassVar[bool]
+    """True."""
+
+    @property
+    def capabilities(self) -> BackendCapabilities: ...
+
+    @property
+    def disposal(self) -> Disposal: ...
+
+    async def acquire(
+        self,
+        key: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | Contended: ...
+
+    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult: ...
+
+    async def extend(
+        self, lock_id: str, ttl_ms: int = ..., *, signal: Signal | None = None
+    ) -> ExtendResult: ...
+
+    async def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = ...,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | NotAdopted: ...
+
+    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool: ...
+
+    async def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None: ...
+
+    async def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfoDebug | None:
+        """The same with the raw key and lock id. SENSITIVE."""
+        ...
+
+    def hash(self, value: str) -> str:
+        """The display hash of a key or a lock id: what pages and logs show instead of it."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections of its own. Held locks stay held."""
+        ...
+
+
+class BackendClass(Protocol):
+    """The class of a backend, as ``syncguard.backends`` and the settings of a project use it."""
+
+    is_async: ClassVar[bool]
+    twin: ClassVar[str | None]
+    """The dotted path of the same backend for asyncio, or, on that one, of the blocking one.
+
+    Each class declares its own: a subclass does not inherit it.
+    """
+
+    @classmethod
+    def from_url(cls, url: str, *, key_prefix: str = ..., **options: object) -> Self:
+        """A backend from a URL, without any I/O. Raises InvalidArgument, and quotes no value.
+
+        The adapter for Django also passes ``hash_secret`` and ``default_holder``, and passes
+        ``fence_floor`` where a project sets it; all other options are those of the settings.
+        """
+        ...
+
+
+def check_signal(signal: Signal | None) -> None:
+    """Raise ``Aborted`` if the signal is set. Every operation asks before it does any I/O."""
+    if signal is None:
+        return
+    is_set = getattr(signal, "is_set", None)
+    if not callable(is_set):
+        raise invalid_argument("signal must have a method is_set(), like threading.Event")
+    if is_set():
+        raise LockError("Aborted")
