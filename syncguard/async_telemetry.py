@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from syncguard._backend.inspection import (
-    Health,
     LockPage,
     Wanted,
-    async_health_of,
     async_listing_of,
 )
 from syncguard._backend.optional import (
@@ -193,9 +191,6 @@ class AsyncReportingBackend(AsyncLockable):
         return await async_listing_of(self._inner).find_raw(
             is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
         )
-
-    async def health(self) -> Health:
-        return await async_health_of(self._inner).health()
 
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from syncguard._backend.inspection import (
     AsyncListsLocks,
-    AsyncReportsHealth,
     Health,
     ListsLocks,
     LockPage,
@@ -110,7 +109,6 @@ __all__ = [
     "AsyncLockBackend",
     "AsyncLockable",
     "AsyncOpensExtendChannel",
-    "AsyncReportsHealth",
     "AsyncWaiter",
     "AsyncWakeable",
     "BackendCapabilities",

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-from syncguard import LockBackend
+from syncguard import LockBackend, backends
 from syncguard_celery.options import (
     BackendSource,
     LockOptions,
@@ -73,9 +73,7 @@ def _make(source: str | Callable[[], LockBackend]) -> LockBackend:
         made = source()
         require_backend("what the backend's callable returns", made)
         return made
-    from syncguard.redis import RedisBackend
-
-    return RedisBackend.from_url(source)
+    return backends.from_url(source)
 
 
 def _django_backend(alias: str) -> LockBackend:

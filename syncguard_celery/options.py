@@ -21,7 +21,7 @@ PolicySource = Policy | Callable[..., Policy]
 UnavailableSource = UnavailablePolicy | Callable[..., UnavailablePolicy]
 LostSource = LostMode | Callable[..., object]
 BackendSource = LockBackend | Callable[[], LockBackend] | str
-"""A backend, something that makes one when it is first needed, or a URL for Redis."""
+"""A backend, something that makes one when it is first needed, or a URL."""
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 UNAVAILABLE_POLICIES: Final[tuple[UnavailablePolicy, ...]] = get_args(UnavailablePolicy)
@@ -98,9 +98,9 @@ def is_backend(source: object) -> TypeIs[LockBackend]:
 
 def require_backend(name: str, value: object) -> None:
     if not is_backend(value):
-        raise refused(f"{name} must be a backend, a callable that makes one, or a URL for Redis")
-    if inspect.iscoroutinefunction(value.acquire):
-        raise refused(f"{name} is for asyncio, and a task needs a blocking one: RedisBackend")
+        raise refused(f"{name} must be a backend, a callable that makes one, or a URL")
+    if getattr(value, "is_async", False) or inspect.iscoroutinefunction(value.acquire):
+        raise refused(f"{name} is for asyncio, and a task needs a blocking one")
 
 
 def require_backend_source(name: str, value: object) -> None:

@@ -20,7 +20,7 @@ from celery.states import REVOKED
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
-from syncguard import LockError, LockInfo
+from syncguard import LockError, LockInfo, get_by_key_raw
 from syncguard_celery.backends import backend_of
 from syncguard_celery.calls import Call, locked_function, republishes
 from syncguard_celery.contention import GLIMPSES
@@ -123,12 +123,12 @@ def _publish_once(
             return publish_carrying(answer.lock_id, backend, task_id, publish)
         if prescribed_id is not None:
             break
-        info = backend.lookup(key=key)
+        info = get_by_key_raw(backend, key)
         if info is None:
             continue
         twin = task_id_in(info.holder, task.name)
         if twin is not None and _was_revoked_in_time(task, twin, info, locked.options.ttl_ms):
-            backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
+            backend.release(info.lock_id)
             continue
         if twin is not None:
             tell(

@@ -11,23 +11,17 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary
 
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import import_string
 
-from syncguard import LockBackend, LockError, aio, with_telemetry
+from syncguard import LockBackend, LockError, aio, backends, with_telemetry
 from syncguard.aio import AsyncLockBackend
+from syncguard.backend import BackendClass, Location
 from syncguard_django.configuration import SETTING, AliasSettings, configuration, forget
 from syncguard_django.holder_label import label_of_caller
 from syncguard_django.signals import async_sender_of_events, sender_of_events
-
-if TYPE_CHECKING:
-    from syncguard.redis import RedisBackend
-
-_PATIENCE_S: Final = 2.0
-"""How long a page or a command waits for Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,7 @@ class Locks:
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
-        self._inspectors: dict[str, RedisBackend] = {}
+        self._inspectors: dict[str, LockBackend] = {}
         self._guard = threading.Lock()
 
     def __getitem__(self, alias: str) -> LockBackend:
@@ -57,11 +51,14 @@ class Locks:
     def __iter__(self) -> Iterator[str]:
         return iter(configuration().names)
 
-    def inspector(self, alias: str) -> RedisBackend:
+    def inspector(self, alias: str) -> LockBackend:
         """A backend for pages and commands that people wait for: one short try, no signals."""
         with self._guard:
             if alias not in self._inspectors:
-                self._inspectors[alias] = _inspector(configuration().of(alias))
+                settings = configuration().of(alias)
+                location = settings.location.quick or settings.location
+                made = _made(settings, settings.backend_class, location)
+                self._inspectors[alias] = cast("LockBackend", made)
             return self._inspectors[alias]
 
     def reset(self) -> None:
@@ -147,58 +144,35 @@ class _Home:
                 await kept.bare.aclose()
 
 
-def make_backend(settings: AliasSettings) -> Any:
+def make_backend(settings: AliasSettings) -> LockBackend:
     """A blocking backend, without connecting. Raises ImproperlyConfigured."""
-    return _made(settings, _class(settings, settings.backend))
+    return cast("LockBackend", _made(settings, settings.backend_class, settings.location))
 
 
-def make_async_backend(settings: AliasSettings) -> Any:
-    """Its asyncio twin: the class beside it whose name begins with ``Async``."""
-    module, _, name = settings.backend.rpartition(".")
-    return _made(settings, _class(settings, f"{module}.Async{name}"))
-
-
-def _inspector(settings: AliasSettings) -> RedisBackend:
-    # Not at the top: that Redis's package is missing is for a check to say, not for an import.
-    from syncguard.redis import RedisBackend, impatient_options
-
-    cls = _class(settings, settings.backend)
-    if not issubclass(cls, RedisBackend):
-        raise ImproperlyConfigured(
-            f"{_where(settings)} is no RedisBackend: its locks cannot be listed"
-        )
-    chosen = settings.options.get("socket_timeout")
-    patience = min(chosen, _PATIENCE_S) if isinstance(chosen, int | float) else _PATIENCE_S
-    backend: RedisBackend = _made(settings, cls, **impatient_options(patience))
-    return backend
-
-
-def _made(settings: AliasSettings, cls: Any, **more: object) -> Any:
-    options = {**settings.options, **more}
+def make_async_backend(settings: AliasSettings) -> AsyncLockBackend:
+    """Its asyncio twin."""
     try:
-        return cls.from_url(
-            settings.address.without(options).url,  # redis-py lets the query win
-            key_prefix=settings.key_prefix,
-            hash_secret=settings.hash_secret,
-            fence_floor=settings.fence_floor,
-            default_holder=label_of_caller,
-            **options,
-        )
+        cls = backends.async_backend_class(settings.backend)
     except LockError as error:
-        raise ImproperlyConfigured(f'{SETTING}["{settings.alias}"]: {error}') from None
+        raise _refused(settings, error) from None
+    return cast("AsyncLockBackend", _made(settings, cls, settings.location))
 
 
-def _class(settings: AliasSettings, path: str) -> Any:
+def _made(settings: AliasSettings, cls: type[BackendClass], location: Location) -> object:
+    options: dict[str, object] = {
+        "hash_secret": settings.hash_secret,
+        "default_holder": label_of_caller,
+    }
+    if settings.fence_floor is not None:
+        options["fence_floor"] = settings.fence_floor
     try:
-        return import_string(path)
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"{_where(settings)}: {path} cannot be imported; is its package installed?"
-        ) from error
+        return backends.make_backend(cls, location, key_prefix=settings.key_prefix, **options)
+    except LockError as error:
+        raise _refused(settings, error) from None
 
 
-def _where(settings: AliasSettings) -> str:
-    return f'{SETTING}["{settings.alias}"]["BACKEND"]'
+def _refused(settings: AliasSettings, error: LockError) -> ImproperlyConfigured:
+    return ImproperlyConfigured(f'{SETTING}["{settings.alias}"]: {error}')
 
 
 locks: Final = Locks()

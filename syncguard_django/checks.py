@@ -5,21 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, Final
 
-from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from syncguard import DEFAULT_KEY_PREFIX
+from syncguard.backend import FindingKind
 from syncguard.short_ttl import SHORT_TTL_MS
 from syncguard_django.aliases import make_backend
-from syncguard_django.caches import CacheRedis, NotRedisError, redis_of
 from syncguard_django.configuration import (
     SETTING,
     AliasSettings,
+    Problem,
     ProblemKind,
     configuration,
 )
@@ -31,23 +31,31 @@ _ERROR_IDS: Final[dict[ProblemKind, str]] = {
     "unknown": "syncguard.E002",
     "value": "syncguard.E003",
     "cache": "syncguard.E004",
+    "import": "syncguard.E005",
 }
+_WARNING_IDS: Final[dict[FindingKind, str]] = {
+    "flushed": "syncguard.W002",
+    "said-twice": "syncguard.W004",
+    "other": "syncguard.W006",
+    "plaintext": "syncguard.W010",
+    "no-password": "syncguard.W011",
+}
+_INSTALL: Final = "Install the package that BACKEND belongs to, or correct the path."
 
 
 def check_settings(**_kwargs: Any) -> Sequence[CheckMessage]:
-    """For every ``manage.py check``: is the setting right, and do the aliases get on?"""
+    """For every ``manage.py check``: is the setting right, and do the aliases conflict?"""
     config = configuration()
     aliases = list(config.aliases.values())
     return [
         *(
-            Error(str(problem), hint=problem.hint, id=_ERROR_IDS[problem.kind])
+            Error(str(problem), hint=_hint_of(problem), id=_ERROR_IDS[problem.kind])
             for problems in config.problems.values()
             for problem in problems
         ),
         *(message for alias in aliases for message in _unusable(alias)),
         *(message for pair in combinations(aliases, 2) for message in _overlapping(*pair)),
-        *(message for alias in aliases for message in _flushed_by_a_cache(alias)),
-        *(message for alias in aliases for message in _said_twice(alias)),
+        *(message for alias in aliases for message in _found(alias, in_production=False)),
         *(message for alias in aliases for message in _short(alias)),
     ]
 
@@ -57,25 +65,33 @@ def check_deployment(**_kwargs: Any) -> Sequence[CheckMessage]:
     return [message for alias in configuration().aliases.values() for message in _careless(alias)]
 
 
+def _hint_of(problem: Problem) -> str | None:
+    return _INSTALL if problem.kind == "import" else problem.hint
+
+
 def _unusable(alias: AliasSettings) -> Iterator[CheckMessage]:
     try:
         make_backend(alias)
     except ImproperlyConfigured as error:
-        if isinstance(error.__cause__, ImportError):
-            hint = "Install the package that BACKEND belongs to, or correct the path."
-            yield Error(str(error), hint=hint, id="syncguard.E005")
-        else:
-            yield Error(str(error), id="syncguard.E003")
+        yield Error(str(error), id="syncguard.E003")
+
+
+def _found(alias: AliasSettings, *, in_production: bool) -> Iterator[CheckMessage]:
+    """What the class of the backend says of its settings."""
+    for finding in alias.location.findings:
+        if finding.in_production is in_production:
+            text = f'{SETTING}["{alias.alias}"] {finding.text}'
+            yield Warning(text, hint=finding.hint, id=_WARNING_IDS[finding.kind])
 
 
 def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMessage]:
-    if (one.address.server, one.db) != (other.address.server, other.db):
+    if one.location.store is None or one.location.store != other.location.store:
         return
     shorter, longer = sorted((_with_colon(one.key_prefix), _with_colon(other.key_prefix)), key=len)
     if longer.startswith(shorter):
         yield Warning(
-            f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] share a Redis database, and'
-            " their KEY_PREFIX values overlap: a lock of one can be a lock of the other.",
+            f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] use one store of locks,'
+            " and their KEY_PREFIX values overlap: a lock of one can be a lock of the other.",
             hint="Give each a KEY_PREFIX that does not begin with the other's.",
             id="syncguard.W001",
         )
@@ -88,20 +104,6 @@ def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMess
         )
 
 
-def _flushed_by_a_cache(alias: AliasSettings) -> Iterator[CheckMessage]:
-    if alias.fence_floor is not None:
-        return
-    for name, redis in _redis_caches(settings.CACHES):
-        if (redis.address.server, redis.db) == (alias.address.server, alias.db):
-            yield Warning(
-                f'{SETTING}["{alias.alias}"] shares a Redis database with CACHES["{name}"]:'
-                " cache.clear() is FLUSHDB. It deletes live locks, and fences go back to 1.",
-                hint='Use a database of its own (OPTIONS: {"db": 1}); to keep at least the fences'
-                ' from going back, set FENCE_FLOOR: "clock".',
-                id="syncguard.W002",
-            )
-
-
 def _short(alias: AliasSettings) -> Iterator[CheckMessage]:
     if alias.ttl_ms < SHORT_TTL_MS:
         yield Warning(
@@ -111,33 +113,12 @@ def _short(alias: AliasSettings) -> Iterator[CheckMessage]:
         )
 
 
-def _said_twice(alias: AliasSettings) -> Iterator[CheckMessage]:
-    for name in alias.overridden:
-        yield Warning(
-            f'{SETTING}["{alias.alias}"] names {name} in the query of LOCATION and in OPTIONS;'
-            " OPTIONS wins.",
-            hint="Keep one of the two.",
-            id="syncguard.W004",
-        )
-
-
 def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
     where = f'{SETTING}["{alias.alias}"]'
-    if alias.address.is_remote and not alias.address.uses_tls:
-        yield Warning(
-            f"{where} reaches a remote Redis without TLS.",
-            hint="Use a rediss:// URL.",
-            id="syncguard.W010",
-        )
-    if not alias.has_password:
-        yield Warning(
-            f"{where} uses a Redis without a password.",
-            hint="Put the password into LOCATION, or into OPTIONS.",
-            id="syncguard.W011",
-        )
+    yield from _found(alias, in_production=True)
     if alias.key_prefix == DEFAULT_KEY_PREFIX:
         yield Warning(
-            f"{where} uses the default KEY_PREFIX: another project on this Redis may, too.",
+            f"{where} uses the default KEY_PREFIX: another project on the same server may, too.",
             hint="Set KEY_PREFIX to the name of the project.",
             id="syncguard.W012",
         )
@@ -146,7 +127,7 @@ def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
             f"{where} shows the specification's hashes: short keys can be guessed from them, and"
             " those of neighbouring keys look alike.",
             hint="Remove HASH_SECRET: None, or set it to a long random value, the same in every"
-            " service on this Redis.",
+            " service that shares these locks.",
             id="syncguard.W013",
         )
     if alias.show_keys:
@@ -156,14 +137,6 @@ def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
             hint="Make sure that keys hold no personal data, or remove SHOW_KEYS.",
             id="syncguard.W014",
         )
-
-
-def _redis_caches(caches: Mapping[str, object]) -> Iterator[tuple[str, CacheRedis]]:
-    for name, entry in caches.items():
-        try:
-            yield name, redis_of(entry)
-        except NotRedisError:
-            continue
 
 
 def _bytes(secret: str | bytes | None) -> bytes | None:

@@ -16,13 +16,18 @@ from typing import Any, Final, Literal, get_args
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 
-from syncguard import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS, Acquisition, LockError
-from syncguard_django.addresses import Address, Location, Secret, parse
-from syncguard_django.caches import NotRedisError, redis_of
+from syncguard import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS, Acquisition, LockError, backends
+from syncguard.backend import (
+    BackendClass,
+    GivenLocation,
+    Location,
+    RedactedUrl,
+    Secret,
+    SettingProblem,
+)
 from syncguard_django.hash_secrets import DerivedSecrets, derived_secrets
 
 DEFAULT_ALIAS: Final = "default"
-DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
 SETTING: Final = "SYNCGUARD"
 
 KNOWN: Final = (
@@ -46,7 +51,7 @@ Until = Literal["transaction", "block"]
 UNTIL: Final[tuple[Until, ...]] = get_args(Until)
 
 NO_SECRETS: Final = DerivedSecrets()
-ProblemKind = Literal["shape", "unknown", "value", "cache"]
+ProblemKind = Literal["shape", "unknown", "value", "cache", "import"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,10 @@ class AliasSettings:
 
     alias: str
     backend: str
-    address: Address
+    """The name of its class for ``syncguard.backends``: a dotted path or a URL's scheme."""
+    backend_class: type[BackendClass]
+    location: Location
+    """As the class reads it."""
     key_prefix: str
     ttl_ms: int
     acquisition: Acquisition
@@ -80,19 +88,11 @@ class AliasSettings:
     fence_floor: Literal["clock"] | None
     telemetry: bool
     hold_until: Until
-    cache: str | None
-    options: Mapping[str, object] = field(repr=False)
-    """For the client: everything but the host and the port."""
-    overridden: tuple[str, ...]
-    """Options that the query of LOCATION names too. OPTIONS wins."""
 
     @property
-    def db(self) -> object:
-        return self.options["db"]
-
-    @property
-    def has_password(self) -> bool:
-        return bool(self.options.get("password") or self.options.get("credential_provider"))
+    def options(self) -> Mapping[str, object]:
+        """For the backend, beside the settings that every backend has."""
+        return self.location.options
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,13 @@ def hide_passwords() -> None:
     """
     for entry in _entries(getattr(settings, SETTING, None)).values():
         if isinstance(entry, dict) and type(entry.get("LOCATION")) is str:
-            entry["LOCATION"] = Location(entry["LOCATION"])
+            entry["LOCATION"] = RedactedUrl(entry["LOCATION"])
 
 
 def read(
     setting: object, caches: Mapping[str, object], secrets: DerivedSecrets = NO_SECRETS
 ) -> Configuration:
-    """Read a value of the setting. Pure."""
+    """Read a value of the setting. Imports the classes of backends; no I/O otherwise."""
     if not isinstance(setting, Mapping) or not setting:
         expected = 'must be a dictionary of aliases, such as {"default": {"LOCATION": "redis://"}}'
         return Configuration({}, {"": (Problem("shape", SETTING, expected),)})
@@ -183,20 +183,12 @@ class _Reader:
         for name in self._entry:
             if name not in KNOWN:
                 self._unknown(str(name))
-        address, inherited = self._redis()
-        own = self._value("OPTIONS", {}, "a dictionary of client options", _is_options)
-        options = {
-            "db": address.db,
-            "username": address.username,
-            "password": address.password,
-            **inherited,
-            **own,
-        }
-        options["password"] = _hidden(options["password"])
+        name, cls, location = self._backend()
         return AliasSettings(
             alias=self._alias,
-            backend=self._value("BACKEND", DEFAULT_BACKEND, "a dotted path to a class", _is_text),
-            address=address,
+            backend=name,
+            backend_class=cls,
+            location=location,
             key_prefix=self._value("KEY_PREFIX", DEFAULT_KEY_PREFIX, "a non-empty str", _is_text),
             ttl_ms=self._value(
                 "TTL_MS", DEFAULT_TTL_MS, "a whole number of milliseconds above 0", _is_positive
@@ -205,44 +197,62 @@ class _Reader:
             hash_secret=self._hash_secret(),
             former_hash_secrets=() if "HASH_SECRET" in self._entry else self._secrets.former,
             show_keys=self._flag("SHOW_KEYS"),
-            fence_floor=self._value(
-                "FENCE_FLOOR", None, "'clock' or None", lambda v: v in (None, "clock")
-            ),
+            fence_floor=self._fence_floor(),
             telemetry=self._flag("TELEMETRY"),
             hold_until=self._value(
                 "HOLD_UNTIL", "transaction", "'transaction' or 'block'", lambda v: v in UNTIL
             ),
-            cache=self._entry.get("CACHE"),
-            options={name: value for name, value in options.items() if value is not None},
-            overridden=tuple(sorted(address.options_in_query & own.keys())),
         )
 
-    def _redis(self) -> tuple[Address, Mapping[str, object]]:
-        nowhere = parse("redis://")
-        cache_alias = self._value("CACHE", None, "the name of a CACHES entry", _is_optional_text)
-        if (cache_alias is None) == ("LOCATION" not in self._entry):
+    def _backend(self) -> tuple[str, type[BackendClass], Location]:
+        """The class that the alias names, and its location as that class reads it."""
+        nowhere = backends.DEFAULT_BACKEND, BackendClass, Location("")
+        cache = self._value("CACHE", None, "the name of a CACHES entry", _is_optional_text)
+        options = self._value("OPTIONS", {}, "a dictionary of client options", _is_options)
+        if (cache is None) == ("LOCATION" not in self._entry):
             self._wrong("LOCATION", "or CACHE must be given, and not both")
-            return nowhere, {}
-        if cache_alias is None:
-            try:
-                return parse(self._entry["LOCATION"]), {}
-            except (ValueError, TypeError, AttributeError):
-                self._wrong(
-                    "LOCATION",
-                    "must be a URL such as redis://[[username]:[password]@]host:6379/0,"
-                    " rediss://... or unix://...; special characters in a password are written"
-                    " with %",
-                )
-                return nowhere, {}
-        if cache_alias not in self._caches:
+            return nowhere
+        if cache is not None and cache not in self._caches:
             self._wrong("CACHE", "must be the name of a CACHES entry", "cache")
-            return nowhere, {}
+            return nowhere
+        setting, name = self._backend_name()
         try:
-            found = redis_of(self._caches[cache_alias])
-        except NotRedisError as error:
-            self._wrong("CACHE", f"names a CACHES entry that cannot be used: {error}", "cache")
-            return nowhere, {}
-        return found.address, found.options
+            cls = backends.backend_class(name)
+        except LockError as error:
+            kind: ProblemKind = "import" if isinstance(error.__cause__, ImportError) else "value"
+            self._wrong(setting, f"cannot be used: {error}", kind)
+            return nowhere
+        found = backends.read_location(
+            cls,
+            GivenLocation(
+                location=self._entry.get("LOCATION"),
+                options=options,
+                cache=None if cache is None else self._caches[cache],
+                caches=self._caches,
+                fence_floor=self._entry.get("FENCE_FLOOR") is not None,
+            ),
+        )
+        if isinstance(found, SettingProblem):
+            kind = "cache" if found.setting == "CACHE" else "value"
+            self._wrong(found.setting, found.expected, kind)
+            return nowhere
+        return name, cls, found
+
+    def _backend_name(self) -> tuple[str, str]:
+        """Which setting names the class, and how."""
+        if "BACKEND" in self._entry:
+            expected = "a dotted path to a class"
+            return "BACKEND", self._value("BACKEND", backends.DEFAULT_BACKEND, expected, _is_text)
+        try:
+            return "LOCATION", backends.scheme_of(self._entry.get("LOCATION"))
+        except LockError:  # no URL: the default one says what it expects
+            return "BACKEND", backends.DEFAULT_BACKEND
+
+    def _fence_floor(self) -> Literal["clock"] | None:
+        floor: Literal["clock"] | None = self._value(
+            "FENCE_FLOOR", None, "'clock' or None", lambda v: v in (None, "clock")
+        )
+        return floor
 
     def _hash_secret(self) -> str | bytes | None:
         if "HASH_SECRET" not in self._entry:

@@ -1,25 +1,32 @@
 """The live locks of one or several aliases: what the status command and the admin page show.
 
-Every question costs a bounded number of Redis commands, and none of them walks through the
-keyspace. An alias whose Redis fails is reported beside what the others answered.
+Every question costs its backend a bounded number of requests; a page costs one. An alias whose
+server fails is reported beside what the others answered.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from syncguard import LockError, LockInfo, LockInfoDebug, get_by_id_raw, get_by_key_raw, keyed_hash
+from syncguard import (
+    LockBackend,
+    LockError,
+    LockInfo,
+    LockInfoDebug,
+    get_by_id_raw,
+    get_by_key_raw,
+    keyed_hash,
+)
+from syncguard.backend import Health, ListsLocks, health_of, listing_of, sanitized
 from syncguard_django.aliases import locks
 from syncguard_django.configuration import configuration
-
-if TYPE_CHECKING:
-    from syncguard.redis import RedisBackend, ServerReport
 
 T = TypeVar("T")
 
@@ -84,19 +91,17 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
-    """A server's state, with the numbers of the alias."""
+class AliasHealth:
+    """The state of an alias's server, in the words of its backend."""
 
     using: str
-    server: ServerReport
-    live_locks: int
-    fence_counters: int
+    report: Health
 
 
 def page(aliases: Iterable[str], limit: int, offset: int = 0) -> Listing:
     """A page of all live locks. Reads no more than it must: the first of each alias."""
     aliases = tuple(aliases)
-    # Of one alias, Redis itself skips what lies before the page.
+    # Of one alias, the server itself skips what lies before the page.
     start, size = (offset, limit) if len(aliases) == 1 else (0, offset + limit)
     found, total, failures = _ask_all(aliases, lambda using: _live_and_total(using, size, start))
     merged = list(heapq.merge(*found, key=lambda lock: lock.info.expires_at_ms))
@@ -115,12 +120,12 @@ def everything(aliases: Iterable[str]) -> Listing:
 
 def lookup(using: str, *, key: str | None = None, lock_id: str | None = None) -> Holder | None:
     """One live lock, by its raw key or lock id. Raises LockError."""
-    backend = locks.inspector(using)
+    inspector = locks.inspector(using)
     if key is not None:
-        found = get_by_key_raw(backend, key)
+        found = get_by_key_raw(inspector, key)
     else:
-        found = get_by_id_raw(backend, lock_id or "")
-    return None if found is None else _holder(using, backend, found)
+        found = get_by_id_raw(inspector, lock_id or "")
+    return None if found is None else _holder(using, inspector, found)
 
 
 def find(
@@ -130,7 +135,7 @@ def find(
 
     The hashes may be those of a former ``SECRET_KEY``: a page may have been open all the while.
     """
-    backend, former = locks.inspector(using), _former(using)
+    inspector, former = locks.inspector(using), _former(using)
     seen = (key_hash, lock_id_hash)
 
     def is_it(info: LockInfoDebug) -> bool:
@@ -139,21 +144,23 @@ def find(
             or any((hash(info.key), hash(info.lock_id)) == seen for hash in former)
         )
 
-    for found in backend.find_raw(is_it, fence=fence, acquired_at_ms=int(acquired_at_ms)):
-        return _holder(using, backend, found)
+    listing = listing_of(inspector)
+    for found in listing.find_raw(is_it, fence=fence, acquired_at_ms=int(acquired_at_ms)):
+        return _holder(using, inspector, found)
     return None
 
 
 def find_by_hash(using: str, beginning: str, at_most: int) -> list[Holder]:
     """The holders whose key's hash, the present or a former one, begins so. Raises LockError."""
-    backend, former = locks.inspector(using), _former(using)
+    inspector, former = locks.inspector(using), _former(using)
 
     def is_it(info: LockInfoDebug) -> bool:
         return info.key_hash.startswith(beginning) or any(
             hash(info.key).startswith(beginning) for hash in former
         )
 
-    return [_holder(using, backend, info) for info in backend.find_raw(is_it, at_most=at_most)]
+    found = listing_of(inspector).find_raw(is_it, at_most=at_most)
+    return [_holder(using, inspector, info) for info in found]
 
 
 def hash_of(using: str, key: str) -> str:
@@ -163,16 +170,12 @@ def hash_of(using: str, key: str) -> str:
 
 def count(using: str) -> int:
     """How many locks of an alias are live. Raises LockError."""
-    return locks.inspector(using).count_live_locks()
+    return listing_of(locks.inspector(using)).count_live_locks()
 
 
-def health(using: str) -> Health:
+def health(using: str) -> AliasHealth:
     """Ask the server of an alias for its state. Raises LockError."""
-    from syncguard.redis import inspect_server
-
-    backend = locks.inspector(using)
-    report = inspect_server(backend)
-    return Health(using, report, backend.count_live_locks(), backend.count_fence_counters())
+    return AliasHealth(using, health_of(locks.inspector(using)).health())
 
 
 def attempt(using: str, ask: Callable[[], T]) -> T | Failure:
@@ -203,34 +206,23 @@ def _ask_all(
 
 
 def _live_and_total(using: str, limit: int, offset: int) -> tuple[list[LiveLock], int]:
-    backend = locks.inspector(using)
-    now_ms = _now_ms(backend)
-    found = [_dated(using, info, now_ms) for info in backend.live_locks_raw(limit, offset)]
-    return found, backend.count_live_locks()
+    page = listing_of(locks.inspector(using)).page_raw(limit, offset)
+    return [_dated(using, info, page.now_ms) for info in page.locks], page.total
 
 
-def _holder(using: str, backend: RedisBackend, info: LockInfoDebug) -> Holder:
-    return Holder(_dated(using, info, _now_ms(backend)), info.lock_id)
-
-
-def _now_ms(backend: RedisBackend) -> int:
-    """The server's clock, by which locks expire. Ours may differ."""
-    from syncguard.redis import server_time_ms
-
-    return server_time_ms(backend)
+def _holder(using: str, inspector: LockBackend, info: LockInfoDebug) -> Holder:
+    # The clock by which locks expire. Ours may differ; it serves where no other can be asked.
+    if isinstance(inspector, ListsLocks):
+        now_ms = inspector.page_raw(limit=0).now_ms
+    else:
+        now_ms = int(time.time() * 1000)
+    return Holder(_dated(using, info, now_ms), info.lock_id)
 
 
 def _dated(using: str, info: LockInfoDebug, now_ms: int) -> LiveLock:
     return LiveLock(
         using,
-        LockInfo(
-            info.key_hash,
-            info.lock_id_hash,
-            info.expires_at_ms,
-            info.acquired_at_ms,
-            info.fence,
-            info.holder,
-        ),
+        sanitized(info),
         max(0, now_ms - info.acquired_at_ms),
         max(0, info.expires_at_ms - now_ms),
         info.key if configuration().of(using).show_keys else None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from syncguard_django.durations import for_people
-from syncguard_django.inspection import Failure, Health, LiveLock
+from syncguard_django.inspection import AliasHealth, Failure, LiveLock
 
 HEADINGS: Final = ("KEY HASH", "HOLDER", "FENCE", "ACQUIRED", "EXPIRES IN", "LOCK-ID HASH")
 
@@ -79,37 +79,19 @@ def failure_as_json(failure: Failure) -> dict[str, object]:
     }
 
 
-def health_as_json(health: Health) -> dict[str, object]:
-    server = health.server
+def health_as_json(health: AliasHealth) -> dict[str, object]:
+    report = health.report
     return {
         "alias": health.using,
-        "healthy": not server.findings,
-        "server": server.server,
-        "version": server.version,
-        "role": server.role,
-        "roundTripMs": round(server.round_trip_ms, 3),
-        "clockOffsetMs": round(server.clock_offset_ms, 3),
-        "aof": server.aof,
-        "rdb": server.rdb,
-        "maxmemoryPolicy": server.maxmemory_policy,
-        "liveLocks": health.live_locks,
-        "fenceCounters": health.fence_counters,
-        "findings": list(server.findings),
+        "healthy": not report.findings,
+        **report.fields,
+        "findings": list(report.findings),
     }
 
 
-def health_lines(health: Health) -> list[str]:
+def health_lines(health: AliasHealth) -> list[str]:
     """The state of a server for people, without its findings."""
-    server = health.server
-    facts = [
-        ("server", f"{server.server.capitalize()} {printable(server.version)}, {server.role}"),
-        ("round trip", f"{server.round_trip_ms:.1f} ms"),
-        ("clock offset", f"{server.clock_offset_ms:+.1f} ms"),
-        ("persistence", f"AOF {_switch(server.aof)}, RDB {_switch(server.rdb)}"),
-        ("maxmemory-policy", printable(server.maxmemory_policy or "unknown")),
-        ("live locks", f"{health.live_locks:,}"),
-        ("fence counters", f"{health.fence_counters:,}"),
-    ]
+    facts = [(what, printable(text)) for what, text in health.report.facts]
     return [f"  {line}" for line in _aligned(facts)]
 
 
@@ -131,7 +113,3 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-
-
-def _switch(value: bool | None) -> str:
-    return {True: "on", False: "off", None: "unknown"}[value]

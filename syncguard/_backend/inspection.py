@@ -103,18 +103,11 @@ class AsyncListsLocks(Protocol):
 
 @runtime_checkable
 class ReportsHealth(Protocol):
-    """A backend that tells how its store is. ``syncguard_status --check`` needs it."""
+    """A blocking backend that tells how its store is. ``syncguard_status --check`` needs it."""
 
     def health(self) -> Health:
         """Ask the store. Raises LockError if it does not answer."""
         ...
-
-
-@runtime_checkable
-class AsyncReportsHealth(Protocol):
-    """An asyncio backend that tells how its store is."""
-
-    async def health(self) -> Health: ...
 
 
 def offers(backend: object, part: type) -> bool:
@@ -141,13 +134,6 @@ def async_listing_of(backend: AsyncLockBackend) -> AsyncListsLocks:
 def health_of(backend: LockBackend) -> ReportsHealth:
     """The backend, which has to report its health. Raises InvalidArgument."""
     if isinstance(backend, ReportsHealth):
-        return backend
-    raise invalid_argument(f"{type(backend).__name__} does not report its health")
-
-
-def async_health_of(backend: AsyncLockBackend) -> AsyncReportsHealth:
-    """The same for asyncio."""
-    if isinstance(backend, AsyncReportsHealth):
         return backend
     raise invalid_argument(f"{type(backend).__name__} does not report its health")
 

@@ -58,11 +58,11 @@ class Location:
     """For ``from_url``."""
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """For ``from_url``."""
-    quick_options: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """Beat ``options`` for a backend that somebody waits for in front of a page: one short try."""
     store: Hashable = field(default=None, repr=False)
     """Equal for two locations of one store, as far as settings can tell."""
     findings: tuple[Finding, ...] = ()
+    quick: Location | None = field(default=None, repr=False)
+    """For a backend that somebody waits for in front of a page: one short try. None: this one."""
 
 
 @runtime_checkable

@@ -2,10 +2,10 @@
 
 from syncguard.redis.async_client import AsyncRedisBackend
 from syncguard.redis.client import RedisBackend
+from syncguard.redis.client_options import impatient_options
 from syncguard.redis.configuration import REDIS_CAPABILITIES
 from syncguard.redis.server import (
     ServerReport,
-    impatient_options,
     inspect_server,
     server_time_ms,
 )

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 import redis
 import redis.asyncio
@@ -56,6 +56,8 @@ _undoing: Final[set[asyncio.Task[None]]] = set()
 
 class AsyncRedisBackend(Configured, AsyncLockable):
     """Locks on Redis, for asyncio. Belongs to the event loop that its client belongs to."""
+
+    twin: ClassVar[str | None] = "syncguard.redis.RedisBackend"
 
     def __init__(
         self,

@@ -11,12 +11,12 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import redis
 import redis.asyncio
 
-from syncguard._backend.inspection import LockPage, Wanted, sanitized
+from syncguard._backend.inspection import Health, LockPage, Wanted, sanitized
 from syncguard._backend.optional import DEFAULT_MAX_DELAY_MS, Refusal, Turn
 from syncguard._backend.required import check_signal
 from syncguard.clock import holder_clock_ms
@@ -31,6 +31,7 @@ from syncguard.redis.connections import Pool, wire_pool
 from syncguard.redis.extending import RedisExtendChannel
 from syncguard.redis.pipelining import run_in_turn, run_together
 from syncguard.redis.replies import Granted
+from syncguard.redis.server import health_of_server, inspect_server, read_health
 from syncguard.redis.waiting import RedisWaiter
 from syncguard.redis.wire import CommandRunner, Runner, Wire
 from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
@@ -54,6 +55,8 @@ T = TypeVar("T")
 
 class RedisBackend(Configured, Lockable):
     """Locks on Redis, blocking. Safe to share between threads, and after a fork."""
+
+    twin: ClassVar[str | None] = "syncguard.redis.AsyncRedisBackend"
 
     def __init__(
         self,
@@ -241,6 +244,12 @@ class RedisBackend(Configured, Lockable):
     def count_fence_counters(self) -> int:
         """How many fence counters were made. They are never deleted."""
         return self._drive(listing.counts(self._calls))[1]
+
+    def health(self) -> Health:
+        """The state of the server, and what an operator should change. Raises LockError."""
+        if self._clustered:
+            return read_health(inspect_server(self), *self._drive(listing.counts(self._calls)))
+        return health_of_server(self)
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         """For administrators: free a lock, if the holder is still the one that was seen."""

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from redis import connection
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from syncguard.errors import InvalidArgument, invalid_argument
+
+PATIENCE_S: Final = 2.0
+"""How long a page or a command waits for Redis."""
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -36,6 +42,15 @@ def unknown_option(error: TypeError, options: Mapping[str, object]) -> InvalidAr
     if found is None or found[1] not in options:
         return None
     return invalid_argument(f"the client option {found[1]} is unknown to redis-py")
+
+
+def impatient_options(timeout_s: float = PATIENCE_S) -> dict[str, object]:
+    """Options for a client that somebody waits for in front of a page: one try, and short."""
+    return {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
 
 
 def _expected(name: str) -> tuple[str, tuple[type, ...]] | None:

@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Final, TypeVar
 import redis
 import redis.asyncio
 
+from syncguard._backend.settings import GivenLocation, Location, SettingProblem
 from syncguard.disposal import Disposal, check_callback
 from syncguard.errors import invalid_argument
 from syncguard.redis.calls import Call, Calls, FenceFloor
 from syncguard.redis.client_options import check_types, unknown_option
+from syncguard.redis.location import read_location
 from syncguard.types import BackendCapabilities, OnReleaseError
 
 T = TypeVar("T")
@@ -28,6 +30,7 @@ class Configured:
     """A backend's settings, checked, and the calls that follow from them."""
 
     is_async: ClassVar[bool]
+    twin: ClassVar[str | None]
 
     def __init__(
         self,
@@ -57,6 +60,11 @@ class Configured:
         check_callback("on_release_error", on_release_error, may_be_async=self.is_async)
         self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
         self._owns_client = False
+
+    @classmethod
+    def read_location(cls, given: GivenLocation) -> Location | SettingProblem:
+        """Read and check the settings of a project: a URL or an entry of Django's CACHES."""
+        return read_location(given)
 
     @property
     def capabilities(self) -> BackendCapabilities:

@@ -1,23 +1,23 @@
 """What an operator asks of the Redis behind a backend: is it there, and is it fit for locks?
 
-``read_report`` is pure: from what Redis said to a ``ServerReport``. ``inspect_server`` and
-``server_time_ms`` ask. Nothing here names a key, a lock id or a password.
+``read_report`` and ``read_health`` are pure: from what Redis said to a ``ServerReport``, and from
+that to what is shown. ``inspect_server``, ``health_of_server`` and ``server_time_ms`` ask. Nothing
+here names a key, a lock id or a password.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
-from redis.retry import Retry
-
+from syncguard._backend.inspection import Health
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import TIME_TOLERANCE_MS
-from syncguard.redis.client import RedisBackend
+from syncguard.errors import invalid_argument
+from syncguard.redis.calls import Call
+from syncguard.redis.configuration import Configured
 from syncguard.redis.connections import place_of
 from syncguard.redis.errors import lock_error
 
@@ -100,57 +100,103 @@ def read_report(
     )
 
 
-def inspect_server(backend: RedisBackend) -> ServerReport:
-    """Ask the server behind a backend for its state: four commands. Raises LockError.
+def inspect_server(backend: Configured) -> ServerReport:
+    """Ask the server behind a blocking backend for its state. Raises LockError.
 
     On a cluster, the state of the node that the client calls its default one.
     """
-    client = _client_of(backend)
-
-    def ask() -> ServerReport:
-        info = client.info()
-        save = _save_points(client)
-        sent_at_ms = time.time() * 1000
-        answer = client.time()
-        return read_report(
-            info,
-            save=save,
-            sent_at_ms=sent_at_ms,
-            received_at_ms=time.time() * 1000,
-            server_ms=answer[0] * 1000 + answer[1] / 1000,
-            fence_floor=bool(backend._calls._floor),
-        )
-
-    return _asked(client, ask)
+    return _inspected(backend, ())[0]
 
 
-def server_time_ms(backend: RedisBackend) -> int:
+def server_time_ms(backend: Configured) -> int:
     """The server's clock: what a lock's ``expires_at_ms`` and ``acquired_at_ms`` count by."""
     client = _client_of(backend)
     return _asked(client, lambda: redis_server_time_ms(client.time()))
 
 
-def impatient_options(timeout_s: float = 2.0) -> dict[str, object]:
-    """Options for a client that somebody waits for in front of a page: one try, and short."""
-    return {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
+def read_health(report: ServerReport, live_locks: int, fence_counters: int) -> Health:
+    """The report as ``syncguard_status --check`` shows it, for people and for programs."""
+    return Health(
+        facts=(
+            ("server", f"{report.server.capitalize()} {report.version}, {report.role}"),
+            ("round trip", f"{report.round_trip_ms:.1f} ms"),
+            ("clock offset", f"{report.clock_offset_ms:+.1f} ms"),
+            ("persistence", f"AOF {_switch(report.aof)}, RDB {_switch(report.rdb)}"),
+            ("maxmemory-policy", report.maxmemory_policy or "unknown"),
+            ("live locks", f"{live_locks:,}"),
+            ("fence counters", f"{fence_counters:,}"),
+        ),
+        fields={
+            "server": report.server,
+            "version": report.version,
+            "role": report.role,
+            "roundTripMs": round(report.round_trip_ms, 3),
+            "clockOffsetMs": round(report.clock_offset_ms, 3),
+            "aof": report.aof,
+            "rdb": report.rdb,
+            "maxmemoryPolicy": report.maxmemory_policy,
+            "liveLocks": live_locks,
+            "fenceCounters": fence_counters,
+        },
+        findings=report.findings,
+    )
 
 
-def _client_of(backend: RedisBackend) -> Any:
+def health_of_server(backend: Configured) -> Health:
+    """The state of the server with the numbers of the backend, in two round trips.
+
+    Not on a cluster, whose counts are on many nodes.
+    """
+    counts = [backend._calls.counts(space) for space in backend._calls.names.spaces()]
+    report, numbers = _inspected(backend, counts)
+    return read_health(report, sum(live for live, _ in numbers), sum(n for _, n in numbers))
+
+
+def _inspected(backend: Configured, calls: Sequence[Call[T]]) -> tuple[ServerReport, list[T]]:
+    client = _client_of(backend)
+
+    def ask() -> tuple[ServerReport, list[T]]:
+        with client.pipeline(transaction=False) as pipe:
+            pipe.info()
+            pipe.config_get("save")
+            for call in calls:
+                pipe.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+            info, saved, *replies = pipe.execute(raise_on_error=False)
+        for reply in (info, *replies):
+            if isinstance(reply, Exception):
+                raise reply
+        # By itself: a round trip that also carries INFO would be a worse measure of both.
+        sent_at_ms = time.time() * 1000
+        answer = client.time()
+        report = read_report(
+            info,
+            save=_save_points(saved),
+            sent_at_ms=sent_at_ms,
+            received_at_ms=time.time() * 1000,
+            server_ms=answer[0] * 1000 + answer[1] / 1000,
+            fence_floor=bool(backend._calls._floor),
+        )
+        return report, [call.read(reply) for call, reply in zip(calls, replies, strict=True)]
+
+    return _asked(client, ask)
+
+
+def _client_of(backend: Configured) -> Any:
+    if backend.is_async:
+        raise invalid_argument("the state of a server is asked for with a blocking backend")
     client = backend._client
     return client.get_default_node().redis_connection if backend._clustered else client
 
 
-def _save_points(client: Any) -> str | None:
-    try:
-        saved: dict[Any, Any] = client.config_get("save")
-    except RedisError:  # hosted Redis forbids CONFIG
+def _save_points(reply: object) -> str | None:
+    if not isinstance(reply, dict):  # an error: hosted Redis forbids CONFIG
         return None
-    value = saved.get("save", saved.get(b"save"))
+    value = reply.get("save", reply.get(b"save"))
     return value.decode() if isinstance(value, bytes) else value
+
+
+def _switch(value: bool | None) -> str:
+    return {True: "on", False: "off", None: "unknown"}[value]
 
 
 def _asked(client: object, ask: Callable[[], T]) -> T:

@@ -14,6 +14,8 @@ pytest. The fixture returns a function that makes a backend::
 
 - Every test must find the store empty. Within one test, all backends that ``make_backend`` makes
   share it.
+- The tests of an optional part (``Wakeable``, ``OpensExtendChannel``, ``ListsLocks``,
+  ``ReportsHealth``) run if the backend has its methods, and are skipped by its name if not.
 - The one option that the suite passes is ``on_release_error``.
 - A fixture ``outage`` that returns a function is optional. After that function was called, the
   store must answer nothing any more until the test ends. Without it, the tests of what happens
@@ -46,11 +48,14 @@ from syncguard.testing.conformance.facade import BlockingFacade, LoopThread
 from syncguard.testing.conformance.failing import FailureConformance
 from syncguard.testing.conformance.fencing import FenceConformance
 from syncguard.testing.conformance.forcing import ForceReleaseConformance
+from syncguard.testing.conformance.heartbeats import ExtendChannelConformance
 from syncguard.testing.conformance.listing import ListingConformance
 from syncguard.testing.conformance.looking import LookupConformance
 from syncguard.testing.conformance.naming import KeyConformance
 from syncguard.testing.conformance.releasing import ReleaseConformance
+from syncguard.testing.conformance.reporting import HealthConformance
 from syncguard.testing.conformance.validating import ValidationConformance
+from syncguard.testing.conformance.waking import WaitingConformance
 
 __all__ = ["BlockingFacade", "LockBackendConformance", "LoopThread"]
 
@@ -69,5 +74,8 @@ class LockBackendConformance(
     AbortConformance,
     DisposalConformance,
     FailureConformance,
+    WaitingConformance,
+    ExtendChannelConformance,
+    HealthConformance,
 ):
     """All of the contract. Subclass it, and give it a fixture ``make_backend``."""

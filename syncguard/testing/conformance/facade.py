@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from syncguard.backend import AsyncLockBackend
-from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.disposal import Disposal
-from syncguard.handles import Acquired, AsyncAcquired
-from syncguard.types import (
+from syncguard._backend.inspection import async_listing_of
+from syncguard.backend import (
+    DEFAULT_TTL_MS,
+    Acquired,
+    AsyncAcquired,
+    AsyncExtendChannel,
+    AsyncListsLocks,
+    AsyncLockBackend,
+    AsyncOpensExtendChannel,
+    AsyncWaiter,
+    AsyncWakeable,
     BackendCapabilities,
     Contended,
+    Disposal,
+    ExtendChannel,
     ExtendResult,
+    Extension,
+    LockError,
     LockInfo,
     LockInfoDebug,
+    LockPage,
     NotAdopted,
+    Refusal,
     ReleaseResult,
     Signal,
+    Waiter,
+    Wanted,
 )
 
 if TYPE_CHECKING:
@@ -85,8 +100,10 @@ class _Acquired(Acquired):
 class BlockingFacade:
     """A blocking backend in front of an asyncio one. For tests: every call crosses threads."""
 
+    is_async: ClassVar = False
+
     def __init__(self, backend: AsyncLockBackend, loop: LoopThread) -> None:
-        self._backend = backend
+        self._backend = self.__wrapped__ = backend
         self._loop = loop
 
     def __repr__(self) -> str:
@@ -155,15 +172,48 @@ class BlockingFacade:
         return self._loop.run(self._backend.lookup_raw(key=key, lock_id=lock_id, signal=signal))
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        return self._loop.run(self._backend.live_locks(limit, offset))
+        return self._loop.run(self._listing.live_locks(limit, offset))
 
     def count_live_locks(self) -> int:
-        return self._loop.run(self._backend.count_live_locks())
+        return self._loop.run(self._listing.count_live_locks())
+
+    def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        return self._loop.run(self._listing.page_raw(limit, offset))
+
+    def find_raw(
+        self,
+        is_wanted: Wanted,
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
+    ) -> list[LockInfoDebug]:
+        return self._loop.run(
+            self._listing.find_raw(is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms)
+        )
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         return self._loop.run(
-            self._backend.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+            self._listing.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
         )
+
+    def open_waiter(self, key: str) -> Waiter:
+        backend = self._backend
+        assert isinstance(backend, AsyncWakeable)
+        return _BlockingWaiter(self, backend.open_waiter(key))
+
+    def open_extend_channel(self, timeout_ms: float) -> ExtendChannel | None:
+        backend = self._backend
+        assert isinstance(backend, AsyncOpensExtendChannel)
+        channel = self._loop.run(backend.open_extend_channel(timeout_ms))
+        return None if channel is None else _BlockingChannel(self._loop, channel)
+
+    def close(self) -> None:
+        self._loop.run(self._backend.aclose())
+
+    @property
+    def _listing(self) -> AsyncListsLocks:
+        return async_listing_of(self._backend)
 
     def _handle(self, inner: AsyncAcquired) -> _Acquired:
         return _Acquired(
@@ -178,3 +228,58 @@ class BlockingFacade:
             inner,
             self._loop,
         )
+
+
+class _BlockingWaiter:
+    """A waiter of an asyncio backend, driven from outside of its loop."""
+
+    def __init__(self, facade: BlockingFacade, inner: AsyncWaiter) -> None:
+        self._facade = facade
+        self._inner = inner
+        self._taken: str | None = None
+
+    def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
+        answer = self._facade._loop.run(self._inner.attempt(ttl_ms, holder, wait_ms))
+        if isinstance(answer, Refusal):
+            return answer
+        self._taken = answer.lock_id
+        return self._facade._handle(answer)
+
+    def wait(self, ms: float, signal: Signal | None) -> bool:
+        return self._facade._loop.run(self._inner.wait(ms, signal))
+
+    def close(self) -> None:
+        self._facade._loop.run(self._inner.close())
+
+    def forsake(self) -> None:
+        if self._taken is not None:
+            self._facade.release(self._taken)
+
+
+class _BlockingChannel:
+    """A channel of an asyncio backend. Its answers are there as soon as it has sent."""
+
+    wants_to_write: Final = False
+
+    def __init__(self, loop: LoopThread, inner: AsyncExtendChannel) -> None:
+        self._loop = loop
+        self._inner = inner
+        self._answers: list[ExtendResult | LockError] = []
+        self._reader, self._writer = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def send(self, extensions: Sequence[Extension]) -> None:
+        self._answers += self._loop.run(self._inner.extend(extensions))
+        self._writer.send(b"!")
+
+    def receive(self) -> list[ExtendResult | LockError]:
+        self._reader.recv(1)
+        answers, self._answers = self._answers, []
+        return answers
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+        self._loop.run(self._inner.close())

@@ -6,11 +6,12 @@ These tests need the fixture ``outage``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import pytest
 
-from syncguard.backend import LockBackend
+from syncguard.backend import ListsLocks, LockBackend, ReportsHealth, health_of
 from syncguard.errors import LockError
 from syncguard.handles import Acquired
 from syncguard.testing.conformance.setting import (
@@ -19,6 +20,7 @@ from syncguard.testing.conformance.setting import (
     Outage,
     Setting,
     acquired,
+    require_part,
 )
 from syncguard.types import ReleaseErrorContext
 
@@ -32,12 +34,21 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "is_locked": lambda b, _held: b.is_locked("held"),
     "lookup by key": lambda b, _held: b.lookup(key="held"),
     "lookup by id": lambda b, held: b.lookup(lock_id=held.lock_id),
-    "live_locks": lambda b, _held: b.live_locks(),
-    "count_live_locks": lambda b, _held: b.count_live_locks(),
-    "force_release": lambda b, _held: b.force_release(
-        "0" * 24, fence="0" * 15, lock_id_hash="0" * 24
-    ),
 }
+LISTING: Final[dict[str, Callable[[ListsLocks], object]]] = {
+    "live_locks": lambda b: b.live_locks(),
+    "count_live_locks": lambda b: b.count_live_locks(),
+    "page_raw": lambda b: b.page_raw(),
+    "find_raw": lambda b: b.find_raw(lambda _info: True),
+    "force_release": lambda b: b.force_release("0" * 24, fence="0" * 15, lock_id_hash="0" * 24),
+}
+
+
+def _assert_fails(name: str, operation: Callable[[], object]) -> None:
+    with pytest.raises(LockError) as caught:
+        operation()
+    assert caught.value.code in ("ServiceUnavailable", "NetworkTimeout"), name
+    assert caught.value.context.cause is not None, name
 
 
 class FailureConformance(Setting):
@@ -49,10 +60,21 @@ class FailureConformance(Setting):
         held = acquired(backend, "held")
         outage()
         for name, operation in OPERATIONS.items():
-            with pytest.raises(LockError) as caught:
-                operation(backend, held)
-            assert caught.value.code in ("ServiceUnavailable", "NetworkTimeout"), name
-            assert caught.value.context.cause is not None, name
+            _assert_fails(name, partial(operation, backend, held))
+
+    def test_faults_are_raised_by_the_listing_too(
+        self, listing: ListsLocks, outage: Outage
+    ) -> None:
+        outage()
+        for name, operation in LISTING.items():
+            _assert_fails(name, partial(operation, listing))
+
+    def test_faults_are_raised_by_the_health_report_too(
+        self, backend: LockBackend, outage: Outage
+    ) -> None:
+        require_part(backend, ReportsHealth)
+        outage()
+        _assert_fails("health", health_of(backend).health)
 
     def test_leaving_a_block_never_raises_and_tells_the_callback(
         self, make_backend: MakeBackend, outage: Outage

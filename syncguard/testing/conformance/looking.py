@@ -33,7 +33,6 @@ class LookupConformance(Setting):
     def test_looking_at_a_free_key_locks_nothing(self, backend: LockBackend) -> None:
         backend.is_locked("k")
         backend.lookup(key="k")
-        assert backend.count_live_locks() == 0
         assert backend.acquire("k", LONG_MS).ok
 
     def test_looking_does_not_prolong_a_lock(self, backend: LockBackend) -> None:

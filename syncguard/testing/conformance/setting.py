@@ -9,8 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 import pytest
 
-from syncguard.backend import LockBackend
-from syncguard.handles import Acquired
+from syncguard.backend import Acquired, ListsLocks, LockBackend, listing_of, offers
 
 T = TypeVar("T")
 
@@ -48,8 +47,20 @@ class Setting:
         return make_backend()
 
     @pytest.fixture
+    def listing(self, backend: LockBackend) -> ListsLocks:
+        """The same backend, which has to list its locks."""
+        require_part(backend, ListsLocks)
+        return listing_of(backend)
+
+    @pytest.fixture
     def outage(self) -> Outage:
         pytest.skip("this backend's tests have no fixture outage")
+
+
+def require_part(backend: LockBackend, part: type) -> None:
+    """Skip the test, by the name of the part, if the backend does not have it."""
+    if not offers(backend, part):
+        pytest.skip(f"this backend does not offer {part.__name__}")
 
 
 def acquired(backend: LockBackend, key: str, ttl_ms: int = LONG_MS) -> Acquired:

@@ -1,7 +1,7 @@
-"""``manage.py syncguard_status``: the live locks, and the health of the Redis that holds them.
+"""``manage.py syncguard_status``: the live locks, and the health of the server that holds them.
 
 Asks ``inspection``, prints what ``rendering`` made of the answer, and ends with 0, with 1 for
-findings or for a lock that is free, or with 2 for a Redis that did not answer.
+findings or for a lock that is free, or with 2 for a server that did not answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.core.management.color import no_style
 
 from syncguard import hash_key
 from syncguard_django import inspection, rendering
-from syncguard_django.inspection import Failure, Health, Holder, LiveLock
+from syncguard_django.inspection import AliasHealth, Failure, Holder, LiveLock
 from syncguard_django.management.questions import NO, NO_ANSWER, YES, Question, aliases
 
 _HOME: Final = "\x1b[H"
@@ -28,8 +28,8 @@ _ERASE_LINE: Final = "\x1b[K"
 
 class Command(Question):
     help = (
-        "Shows the live locks, sanitized, or checks the Redis behind them. With --key or --lock-id,"
-        " the exit code is 0 if it is locked, 1 if it is free, and 2 if that cannot be told."
+        "Shows the live locks, sanitized, or checks the server behind them. With --key or"
+        " --lock-id, the exit code is 0 if it is locked, 1 if it is free, 2 if that cannot be told."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -39,7 +39,9 @@ class Command(Question):
         what.add_argument("--lock-id", metavar="ID", help="look up the lock with this id")
         what.add_argument("--count", action="store_true", help="only count the live locks")
         what.add_argument(
-            "--check", action="store_true", help="report the state of Redis; exit code 0, 1 or 2"
+            "--check",
+            action="store_true",
+            help="report the server's state; exit code 0, 1 or 2",
         )
         parser.add_argument("--format", choices=("table", "json", "ndjson"), default="table")
         parser.add_argument("--limit", type=_positive, default=100, help="show at most so many")
@@ -166,9 +168,9 @@ class Command(Question):
         answers = [
             inspection.attempt(using, partial(inspection.health, using)) for using in self._aliases
         ]
-        reports = [answer for answer in answers if isinstance(answer, Health)]
+        reports = [answer for answer in answers if isinstance(answer, AliasHealth)]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
-        code = NO if any(report.server.findings for report in reports) else YES
+        code = NO if any(report.report.findings for report in reports) else YES
         if self._options["format"] != "table":
             items = [
                 *map(rendering.health_as_json, reports),
@@ -177,8 +179,8 @@ class Command(Question):
             return [self._json(items)], failures, code
         return [line for report in reports for line in self._report(report)], failures, code
 
-    def _report(self, health: Health) -> list[str]:
-        findings = health.server.findings
+    def _report(self, health: AliasHealth) -> list[str]:
+        findings = health.report.findings
         verdict = self.style.WARNING("warnings") if findings else self.style.SUCCESS("healthy")
         return [
             f"{health.using}: {verdict}",

@@ -1,17 +1,16 @@
-"""Reading a ``CACHES`` entry: which Redis it uses, and with which client options.
+"""Reading an entry of Django's ``CACHES``: which Redis it uses, and with which client options.
 
-Knows Django's own ``RedisCache`` and django-redis. Reads settings, opens nothing.
+Knows Django's own ``RedisCache`` and django-redis by name. Reads a dictionary, opens nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from django.utils.module_loading import import_string
-
-from syncguard_django.addresses import Address, parse
+from syncguard.dotted import import_dotted
+from syncguard.redis.address import Address, parse
 
 DJANGO_CACHE: Final = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS_CACHE: Final = "django_redis.cache.RedisCache"
@@ -38,8 +37,8 @@ class CacheRedis:
     options: Mapping[str, object] = field(repr=False)
 
     @property
-    def db(self) -> object:
-        return self.options.get("db", self.address.db)
+    def store(self) -> Hashable:
+        return (*self.address.server, self.options.get("db", self.address.db))
 
 
 def redis_of(entry: object) -> CacheRedis:
@@ -65,7 +64,7 @@ def _kind_of(backend: object) -> str:
     if backend in (DJANGO_CACHE, DJANGO_REDIS_CACHE):
         return str(backend)
     try:
-        cls = import_string(str(backend))
+        cls = import_dotted(str(backend))
     except ImportError:
         raise NotRedisError("its BACKEND cannot be imported") from None
     names = {f"{base.__module__}.{base.__qualname__}" for base in getattr(cls, "__mro__", ())}

@@ -1,7 +1,6 @@
-"""Where a Redis is, and how to keep its password from being shown.
+"""Where a Redis is: the parts of its address.
 
-Pure: no settings, no client, no I/O. Django's debug page prints settings and local variables with
-``repr``; what carries a password here prints without it.
+Pure: no settings, no client, no I/O. What carries a password here prints without it.
 """
 
 from __future__ import annotations
@@ -12,34 +11,11 @@ from ipaddress import ip_address
 from typing import Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from syncguard.redacted import Secret
+
 DEFAULT_PORT: Final = 6379
 Scheme = Literal["redis", "rediss", "unix"]
 _SCHEMES: Final = ("redis", "rediss", "unix")
-_MASK: Final = "********"
-
-
-class Secret(str):
-    """A password: a ``str`` that shows nothing of itself when it is printed with ``repr``."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return repr(_MASK)
-
-
-class Location(str):
-    """The address that a user wrote: a ``str`` whose ``repr`` leaves out credentials.
-
-    A malformed address is not shown at all: any part of it may be the password.
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        try:
-            return repr(str(parse(self)))
-        except ValueError:
-            return repr(_MASK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,171 @@
+"""From a URL or a dotted path to a backend: the registry.
+
+The schemes of the backends that come with SyncGuard are built in, and nobody can replace them. Any
+other scheme is looked for among the entry points of the group ``syncguard.backends``, when it is
+asked for and never at import: the first look takes up to 140 ms. Nothing here does I/O with a
+store, and no error quotes a URL or an option's value.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import metadata
+from typing import Final, cast
+
+from syncguard._backend.required import AsyncLockBackend, BackendClass, LockBackend
+from syncguard._backend.settings import (
+    GivenLocation,
+    Location,
+    ReadsLocation,
+    SettingProblem,
+    plain_location,
+)
+from syncguard.constants import DEFAULT_KEY_PREFIX
+from syncguard.dotted import import_dotted
+from syncguard.errors import invalid_argument
+
+__all__ = [
+    "DEFAULT_BACKEND",
+    "GROUP",
+    "async_backend_class",
+    "async_from_url",
+    "backend_class",
+    "from_url",
+    "make_backend",
+    "read_location",
+    "scheme_of",
+]
+
+GROUP: Final = "syncguard.backends"
+"""The group of the entry points: the name is the URL's scheme, the value is the blocking class."""
+
+DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
+"""For settings that name neither a class nor a URL."""
+
+_REDIS: Final = (DEFAULT_BACKEND, "redis")
+BUILT_IN: Final = {"redis": _REDIS, "rediss": _REDIS, "unix": _REDIS}
+"""The class of each scheme, and the package that it needs."""
+
+
+def from_url(url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, **options: object) -> LockBackend:
+    """The blocking backend of a URL, chosen by the URL's scheme. Connects to nothing."""
+    cls = backend_class(scheme_of(url))
+    return cast("LockBackend", make_backend(cls, Location(url, options), key_prefix=key_prefix))
+
+
+def async_from_url(
+    url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, **options: object
+) -> AsyncLockBackend:
+    """The asyncio backend of a URL, chosen by the URL's scheme. Connects to nothing."""
+    cls = async_backend_class(scheme_of(url))
+    made = make_backend(cls, Location(url, options), key_prefix=key_prefix)
+    return cast("AsyncLockBackend", made)
+
+
+def backend_class(name: str) -> type[BackendClass]:
+    """The blocking class of a scheme or a dotted path. Raises InvalidArgument.
+
+    A class that cannot be imported is an InvalidArgument with the ImportError as its cause.
+    """
+    return _of_kind(_class_of(name), wants_async=False)
+
+
+def async_backend_class(name: str) -> type[BackendClass]:
+    """The asyncio class of a scheme or a dotted path: the class itself, or its ``twin``."""
+    return _of_kind(_class_of(name), wants_async=True)
+
+
+def read_location(cls: type[BackendClass], given: GivenLocation) -> Location | SettingProblem:
+    """Where the locks are, as the class reads it from settings: itself, or plainly."""
+    return cls.read_location(given) if isinstance(cls, ReadsLocation) else plain_location(given)
+
+
+def make_backend(
+    cls: type[BackendClass], location: Location, *, key_prefix: str, **options: object
+) -> LockBackend | AsyncLockBackend:
+    """A backend at a location. Options of the call win over those of the location."""
+    given: dict[str, object] = {**location.options, **options, "key_prefix": key_prefix}
+    signature = inspect.signature(cls.from_url)
+    try:
+        signature.bind(location.url, **given)
+    except TypeError:
+        unknown = ", ".join(sorted(given.keys() - signature.parameters.keys()))
+        raise invalid_argument(f"{cls.__name__}.from_url does not take {unknown}") from None
+    backend = cls.from_url(location.url, **given)  # type: ignore[arg-type]
+    return cast("LockBackend | AsyncLockBackend", backend)
+
+
+def scheme_of(url: object) -> str:
+    """The scheme of a URL. Raises InvalidArgument."""
+    scheme, separator, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
+    if not separator or not scheme.replace("+", "").replace("-", "").isalnum():
+        raise invalid_argument("a backend's URL looks like redis://127.0.0.1:6379/0")
+    return scheme.lower()
+
+
+def _class_of(name: str) -> type[BackendClass]:
+    if not isinstance(name, str) or not name:
+        raise invalid_argument("a backend is named by a URL's scheme or by a dotted path")
+    if "." in name:
+        return _checked(_imported(name, f"{name} cannot be imported; is its package installed?"))
+    if name in BUILT_IN:
+        path, package = BUILT_IN[name]
+        missing = f"{name}:// needs the package {package}: pip install {package}"
+        return _checked(_imported(path, missing))
+    return _checked(_from_entry_point(name))
+
+
+def _imported(path: str, missing: str) -> object:
+    try:
+        return import_dotted(path)
+    except ImportError as error:
+        raise invalid_argument(missing) from error
+
+
+def _from_entry_point(scheme: str) -> object:
+    found = {entry.value: entry for entry in metadata.entry_points(group=GROUP, name=scheme)}
+    if not found:
+        # The scheme is not quoted: of a malformed URL it may be a part of a password.
+        raise invalid_argument(
+            "no installed package has a backend for this URL's scheme; built in are"
+            f" {', '.join(BUILT_IN)}"
+        )
+    if len(found) > 1:
+        raise invalid_argument(
+            f"several installed packages have a backend for {scheme}://:"
+            f" {', '.join(sorted(found))}. Name one by its dotted path, or uninstall the others"
+        )
+    (entry,) = found.values()
+    try:
+        return cast("object", entry.load())
+    except (ImportError, AttributeError) as error:
+        raise invalid_argument(f"{entry.value} cannot be imported; is it installed?") from error
+
+
+def _checked(found: object) -> type[BackendClass]:
+    wanted = ("from_url", "acquire", "is_async")
+    if isinstance(found, type) and all(hasattr(found, name) for name in wanted):
+        return cast("type[BackendClass]", found)
+    raise invalid_argument(
+        f"{_name_of(found)} is not the class of a backend: see syncguard.backend.BackendClass"
+    )
+
+
+def _of_kind(cls: type[BackendClass], *, wants_async: bool) -> type[BackendClass]:
+    if cls.is_async is wants_async:
+        return cls
+    kind = "asyncio" if wants_async else "blocking"
+    path: str | None = vars(cls).get("twin")  # not that of a base class: it would be another lock
+    if path is None:
+        raise invalid_argument(
+            f"{cls.__name__} names no {kind} twin: give the class an attribute twin, the dotted"
+            " path of that class"
+        )
+    twin = _checked(_imported(path, f"{path}, the {kind} twin, cannot be imported"))
+    if twin.is_async is not wants_async:
+        raise invalid_argument(f"{path} is named as a twin, but is not for {kind} code")
+    return twin
+
+
+def _name_of(found: object) -> str:
+    return found.__name__ if isinstance(found, type) else type(found).__name__
