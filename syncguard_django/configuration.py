@@ -105,7 +105,8 @@ class Configuration:
 
     def of(self, alias: str) -> AliasSettings:
         for problem in (*self.problems.get("", ()), *self.problems.get(alias, ())):
-            raise ImproperlyConfigured(f"{problem}. {problem.hint or ''}".rstrip())
+            end = "" if str(problem).endswith("?") else "."
+            raise ImproperlyConfigured(f"{problem}{end} {problem.hint or ''}".rstrip())
         try:
             return self.aliases[alias]
         except KeyError:

@@ -8,6 +8,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from syncguard import Acquisition
+from syncguard.redis import RedisBackend
 from syncguard_django import locks
 from syncguard_django.configuration import configuration, read
 
@@ -24,7 +25,7 @@ def refusal_of(caches=None, **entry):
 
 def test_an_address_is_enough():
     alias = read_default(LOCATION="redis://10.0.0.7:6380/2")
-    assert alias.backend == "syncguard.redis.RedisBackend"
+    assert alias.backend_class is RedisBackend
     assert (alias.key_prefix, alias.ttl_ms) == ("syncguard", 30_000)
     assert alias.acquisition == Acquisition()
     assert dict(alias.options) == {"db": 2}
@@ -33,7 +34,7 @@ def test_an_address_is_enough():
 
 def test_everything_can_be_set():
     alias = read_default(
-        BACKEND="my.Backend",
+        BACKEND="syncguard.redis.RedisBackend",
         LOCATION="redis://ann:pw@host/1",
         KEY_PREFIX="shop",
         TTL_MS=5_000,
@@ -54,7 +55,7 @@ def test_everything_can_be_set():
 
 def test_options_beat_the_address():
     alias = read_default(LOCATION="redis://:old@host/1", OPTIONS={"db": 4, "password": "new"})
-    assert (alias.db, alias.options["password"]) == (4, "new")
+    assert (alias.options["db"], alias.options["password"]) == (4, "new")
 
 
 def test_an_alias_cannot_be_changed():
@@ -104,6 +105,23 @@ def test_a_malformed_location_is_refused_without_being_shown(location):
     text = refusal_of(LOCATION=location)
     assert text.startswith('SYNCGUARD["default"]["LOCATION"] must be a URL such as redis://')
     assert "hunter2" not in text
+
+
+def test_a_location_whose_scheme_nobody_serves_is_refused_without_being_shown():
+    text = refusal_of(LOCATION="hunter2://host/0")
+    assert text.startswith('SYNCGUARD["default"]["LOCATION"] cannot be used: no installed package')
+    assert "built in are redis, rediss, unix" in text
+    assert "hunter2" not in text
+
+
+def test_a_backend_can_be_named_by_its_scheme_and_by_its_asyncio_class():
+    for name in ("redis", "syncguard.redis.AsyncRedisBackend"):
+        assert read_default(LOCATION="redis://", BACKEND=name).backend_class is RedisBackend
+
+
+def test_what_is_not_the_class_of_a_backend_is_refused():
+    text = refusal_of(LOCATION="redis://", BACKEND="collections.OrderedDict")
+    assert text.startswith('SYNCGUARD["default"]["BACKEND"] cannot be used: OrderedDict is not')
 
 
 def test_an_unknown_setting_is_refused_with_a_guess():
@@ -174,13 +192,13 @@ def test_a_cache_of_django_lends_its_redis():
         "OPTIONS": {"serializer": "json", "pool_class": "x", "socket_timeout": 2},
     }
     alias = read_default({"main": cache}, CACHE="main")
-    assert alias.address.server == ("primary", 6380)
+    assert alias.location.store == ("primary", 6380, 1)
     assert alias.options == {"db": 1, "password": "pw", "socket_timeout": 2}
 
 
 def test_the_first_of_several_addresses_in_one_text_is_the_one_that_takes_writes():
     cache = {"BACKEND": DJANGO, "LOCATION": "redis://one;redis://two"}
-    assert read_default({"main": cache}, CACHE="main").address.host == "one"
+    assert read_default({"main": cache}, CACHE="main").location.url == "redis://one:6379"
 
 
 def test_a_cache_of_django_redis_lends_its_redis():
@@ -200,7 +218,7 @@ def test_a_cache_of_django_redis_lends_its_redis():
 
 def test_a_lock_can_have_a_database_of_its_own_on_the_redis_of_a_cache():
     cache = {"BACKEND": DJANGO, "LOCATION": "redis://primary/1"}
-    assert read_default({"main": cache}, CACHE="main", OPTIONS={"db": 2}).db == 2
+    assert read_default({"main": cache}, CACHE="main", OPTIONS={"db": 2}).options["db"] == 2
 
 
 def test_a_subclass_of_a_known_cache_is_known(tmp_path, monkeypatch):
@@ -209,7 +227,7 @@ def test_a_subclass_of_a_known_cache_is_known(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     cache = {"BACKEND": "own_caches.Own", "LOCATION": "redis://primary/1"}
-    assert read_default({"main": cache}, CACHE="main").address.host == "primary"
+    assert read_default({"main": cache}, CACHE="main").location.store == ("primary", 6379, 1)
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,10 @@ def test_a_list_leaves_out_what_is_gone_or_expired(calls):
     assert (page.total, page.now_ms) == (7, redis_server_time_ms(tuple(TIME)))
 
 
-@pytest.mark.parametrize("reply", [None, [], [b"1", b"2", []], [b"1", b"2", 3], [b"1", 2]], ids=repr)
+BAD_LISTS = [None, [], [b"1", b"2", []], [b"1", b"2", 3], [b"1", 2]]
+
+
+@pytest.mark.parametrize("reply", BAD_LISTS, ids=repr)
 def test_a_list_of_another_shape_is_an_internal_error(calls, reply):
     malformed(calls.live_locks(calls.names.spaces()[0], 0, 10), reply)
 

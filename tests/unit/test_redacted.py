@@ -1,0 +1,63 @@
+"""Text that prints without what is secret in it."""
+
+from __future__ import annotations
+
+import pprint
+
+import pytest
+
+from syncguard.backend import RedactedUrl, Secret
+
+MALFORMED = [
+    "http://host",
+    "redis://host:hunter2/0",
+    "redis://:hunt/er2@host/0",
+    "redis://host/hunter2",
+    "redis://:hunter2#@host",
+    "unix://",
+    "redis://[hunter2",
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "redis://:hunter2@host/0",
+        "redis://ann:hunter2@host/0",
+        "redis://host/0?password=hunter2",
+        "unix:///run/redis.sock?password=hunter2",
+        "postgres://ann:1234/hunter2@host/shop",
+        *MALFORMED,
+    ],
+)
+def test_an_address_prints_without_its_password(location):
+    shown = repr(RedactedUrl(location)) + pprint.pformat(
+        {"LOCATION": RedactedUrl(location)}, width=10
+    )
+    assert "hunter2" not in shown
+    assert "hunt" not in shown
+
+
+def test_an_address_is_still_the_text_that_was_written():
+    location = RedactedUrl("redis://:hunter2@host/0")
+    assert location == "redis://:hunter2@host/0"
+    assert repr(location) == "'redis://host/0'"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("rediss://ann:pw@[::1]:7000/3?x=1", "rediss://[::1]:7000/3"),
+        ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock"),
+        ("dict://", "********"),
+        ("plain text", "********"),
+    ],
+)
+def test_what_is_clear_of_a_url_is_shown(url, shown):
+    assert repr(RedactedUrl(url)) == repr(shown)
+
+
+def test_a_secret_prints_as_stars():
+    assert repr((Secret("hunter2"),)) == "('********',)"
+    assert Secret("hunter2") == "hunter2"
