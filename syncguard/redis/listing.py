@@ -96,10 +96,8 @@ def holder(
 
 def _slice(calls: Calls, space: Space, limit: int, offset: int) -> Steps[LockPage]:
     first: LockPage = yield calls.live_locks(space, offset, min(PAGE, limit))
-    found, part = first.locks, first
-    for start in range(offset + PAGE, offset + limit, PAGE):
-        if not part.locks:
-            break
-        part = yield calls.live_locks(space, start, min(PAGE, offset + limit - start))
-        found = found + part.locks
+    found = list(first.locks)
+    for start in range(offset + PAGE, min(offset + limit, first.total), PAGE):
+        part: LockPage = yield calls.live_locks(space, start, min(PAGE, offset + limit - start))
+        found += part.locks
     return LockPage(found, first.total, first.now_ms)

@@ -513,6 +513,22 @@ def test_10000_locks_and_200000_fence_counters_cost_a_bounded_number_of_commands
     assert not spent.get("keys")
 
 
+@pytest.mark.usefixtures("backend")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((), {"evalsha": 1, "time": 1}), (("--check",), {"info": 1, "eval": 1})],
+)
+def test_a_listing_is_one_request_and_a_check_asks_for_each_thing_once(
+    syncguard_redis, arguments, expected
+):
+    run(*arguments)
+    before = syncguard_redis.commands_processed()
+    run(*arguments)
+    after = syncguard_redis.commands_processed()
+    assert {name: after[name] - before.get(name, 0) for name in expected} == expected
+    assert ("evalsha" in expected) or after.get("evalsha", 0) == before.get("evalsha", 0)
+
+
 @pytest.mark.parametrize(
     ("ms", "text"),
     [

@@ -111,6 +111,21 @@ def test_a_held_lock_is_found_however_the_list_changes_meanwhile(backend, syncgu
     assert missed == 0
 
 
+@pytest.mark.parametrize(("limit", "requests"), [(0, 1), (100, 1), (1_000, 1), (10_000, 2)])
+def test_a_page_with_its_number_and_time_is_one_request_for_each_thousand(
+    backend, syncguard_redis, limit, requests
+):
+    for number in range(1_200):
+        backend.acquire(f"invoice:{number}", 60_000)
+    backend.page_raw(1)
+    before = syncguard_redis.commands_processed()
+    page = backend.page_raw(limit)
+    after = syncguard_redis.commands_processed()
+    assert (len(page.locks), page.total) == (min(limit, 1_200), 1_200)
+    assert after["evalsha"] - before["evalsha"] == requests
+    assert after["time"] - before["time"] == requests  # inside of the script: no other was sent
+
+
 def test_the_live_locks_can_be_listed_raw(backend):
     later = backend.acquire("later", 90_000)
     sooner = backend.acquire("sooner", 60_000)
