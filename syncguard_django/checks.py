@@ -36,10 +36,10 @@ _ERROR_IDS: Final[dict[ProblemKind, str]] = {
 _WARNING_IDS: Final[dict[FindingKind, str]] = {
     "flushed": "syncguard.W002",
     "said-twice": "syncguard.W004",
-    "other": "syncguard.W006",
     "plaintext": "syncguard.W010",
     "no-password": "syncguard.W011",
 }
+_OTHER: Final = "syncguard.W006"
 _INSTALL: Final = "Install the package that BACKEND belongs to, or correct the path."
 
 
@@ -81,7 +81,7 @@ def _found(alias: AliasSettings, *, in_production: bool) -> Iterator[CheckMessag
     for finding in alias.location.findings:
         if finding.in_production is in_production:
             text = f'{SETTING}["{alias.alias}"] {finding.text}'
-            yield Warning(text, hint=finding.hint, id=_WARNING_IDS[finding.kind])
+            yield Warning(text, hint=finding.hint, id=_WARNING_IDS.get(finding.kind, _OTHER))
 
 
 def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMessage]:

@@ -35,6 +35,7 @@ CATEGORIES = {
     # others
     "output": "what a command prints: compared where the page is run; or, output like this",
     "redis.conf": "a Redis is started with it, and found fit for locks",
+    "entry-point": "registers a backend, in the group that SyncGuard reads",
     "redis.acl": "a Redis has this user, who can do all that locks need",
 }
 

@@ -18,6 +18,7 @@ from pages import CATEGORIES, ROOT, SHELL, Block, blocks, blocks_of, name_of, pa
 from shop_project import ADDRESS
 
 import syncguard
+from syncguard.backends import GROUP
 from syncguard.redis import RedisBackend, inspect_server
 from syncguard.testing import RedisServer
 
@@ -163,6 +164,11 @@ def test_a_redis_with_this_configuration_is_fit_for_locks(block: Block):
     lines = [line for line in block.text.splitlines() if line and not line.startswith("#")]
     with RedisServer(config=lines) as server, RedisBackend.from_url(server.url) as backend:
         assert inspect_server(backend).findings == ()
+
+
+@pytest.mark.parametrize("block", of_category("entry-point"))
+def test_an_entry_point_is_in_the_group_that_is_read(block: Block):
+    assert f'[project.entry-points."{GROUP}"]' in block.text
 
 
 @pytest.mark.parametrize("block", of_category("redis.acl"))

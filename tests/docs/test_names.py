@@ -259,7 +259,8 @@ def test_the_commands_page_lists_every_option(command):
 
 
 def test_the_commands_page_shows_what_the_command_prints():
-    from syncguard_django.inspection import Health, LiveLock
+    from syncguard.redis.server import read_health
+    from syncguard_django.inspection import AliasHealth, LiveLock
     from syncguard_django.rendering import both_hashes, health_lines, table
 
     hashes = ("f6c338bb1ef1e6f97948aae5", "7a949f234ebb7c49ead7c2d5")
@@ -276,7 +277,8 @@ def test_the_commands_page_shows_what_the_command_prints():
         role="primary",
         fence_floor=False,
     )
-    checked = ["default: warnings", *health_lines(Health("default", report, 1, 1))]
+    health = AliasHealth("default", read_health(report, 1, 1))
+    checked = ["default: warnings", *health_lines(health)]
     checked += [f"  warning: {finding}" for finding in report.findings]
 
     listed, looked_up, health = blocks_of("output", DOCS / "reference/commands.md")
