@@ -43,7 +43,7 @@ else:
 COLUMNS: Final = ("key", "raw_key", "alias", "holder_label", "expires_in", "held_for", "number")
 HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash", "acquired_at_ms")
 """What names one holder: the alias, the three that are compared, and when it acquired the lock,
-by which Redis finds it among many."""
+by which a backend finds it among many."""
 
 _CHANGE_LIST: Final = "syncguard_django_lock_changelist"
 _FIND: Final = "syncguard_django_lock_find"

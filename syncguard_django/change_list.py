@@ -1,6 +1,6 @@
-"""The change list of the admin page: Django's own, filled from Redis instead of a database.
+"""The change list of the admin page: Django's own, filled from backends instead of a database.
 
-Soonest-to-expire first is Redis's own order: then only one page is read. Any other order, and a
+Soonest-to-expire first is the order of backends: then only one page is read. Any other order, and a
 search, reads up to ``LISTED_AT_MOST`` locks of each alias.
 """
 
@@ -19,7 +19,7 @@ from syncguard_django.inspection import Listing, LiveLock
 from syncguard_django.models import Lock
 
 ALIAS_PARAMETER: Final = "using"
-REDIS_ORDER: Final = "expires_at_ms"
+NATIVE_ORDER: Final = "expires_at_ms"
 SORT_KEYS: Final[dict[str, Callable[[LiveLock], str | int]]] = {
     "key_hash": lambda lock: lock.info.key_hash,
     "using": lambda lock: lock.using,
@@ -40,7 +40,7 @@ class LockChangeList(ChangeList):
 
     def get_results(self, request: HttpRequest) -> None:
         order = self._order(request)
-        if self.query or order != [REDIS_ORDER]:
+        if self.query or order != [NATIVE_ORDER]:
             found = self._sorted_matches(order)
             start = self._turn_to_page(len(found))
             self.result_list = list(map(row_of, found[start : start + self.list_per_page]))
@@ -91,7 +91,7 @@ class LockChangeList(ChangeList):
         known = (
             field for field in asked if isinstance(field, str) and field.lstrip("-") in SORT_KEYS
         )
-        return list(dict.fromkeys(known)) or [REDIS_ORDER]
+        return list(dict.fromkeys(known)) or [NATIVE_ORDER]
 
     def _aliases(self) -> tuple[str, ...]:
         known = tuple(locks)

@@ -19,6 +19,7 @@ from django.core.management import call_command
 from testsite import visits
 
 from syncguard import current_fence
+from syncguard.backend import Finding, Location, SettingProblem
 from syncguard_celery import locked_task
 from syncguard_django import alock, alocks, lock, locks
 
@@ -233,3 +234,49 @@ def test_a_backend_without_a_twin_says_so_in_asyncio():
 
     with pytest.raises(ImproperlyConfigured, match="BareBackend names no asyncio twin"):
         asyncio.run(ask())
+
+
+class Careful(dict_backend.DictBackend):
+    """Reads its own settings."""
+
+    @classmethod
+    def read_location(cls, given):
+        if given.location == "dict://nowhere":
+            return SettingProblem("LOCATION", "must name a dictionary")
+        findings = (
+            Finding("no-password", "has no password.", in_production=True),
+            Finding("other", "keeps its locks in memory.", "Use a server."),
+        )
+        quick = Location(f"{given.location}-quickly")
+        return Location(given.location, findings=findings, quick=quick)
+
+
+@pytest.fixture
+def careful(settings, monkeypatch):
+    monkeypatch.setattr(dict_backend, "Careful", Careful, raising=False)
+
+    def configure(location):
+        entry = {"BACKEND": "dict_backend.Careful", "LOCATION": location, "KEY_PREFIX": "shop"}
+        settings.SYNCGUARD = {"default": entry}
+
+    return configure
+
+
+def test_what_a_backend_finds_in_its_settings_is_a_check(careful):
+    careful("dict://shop")
+    found = {"syncguard.W006": 'SYNCGUARD["default"] keeps its locks in memory.'}
+    assert messages() == found
+    found["syncguard.W011"] = 'SYNCGUARD["default"] has no password.'
+    assert messages(include_deployment_checks=True) == found
+
+
+def test_what_a_backend_cannot_read_is_said_in_its_words(careful):
+    careful("dict://nowhere")
+    with pytest.raises(ImproperlyConfigured, match=r'\["LOCATION"\] must name a dictionary'):
+        locks["default"]
+
+
+def test_pages_and_commands_use_the_quick_location_of_a_backend(careful):
+    careful("dict://shop")
+    assert locks["default"].store is dict_backend.STORES["dict://shop"]
+    assert locks.inspector("default").store is dict_backend.STORES["dict://shop-quickly"]
