@@ -45,6 +45,18 @@ def test_the_bucket_is_the_first_character_of_the_lock_id(backend: RedisBackend)
         assert result.lock_id[0] in BUCKETS
 
 
+def test_a_page_and_the_health_of_a_cluster_count_the_locks_of_all_buckets(
+    backend: RedisBackend,
+) -> None:
+    for n in range(30):
+        backend.acquire(f"k{n}", ttl_ms=60_000 + n)
+    page = backend.page_raw(limit=5, offset=10)
+    assert [info.key for info in page.locks] == [f"k{n}" for n in range(10, 15)]
+    assert page.total == backend.page_raw(limit=0).total == 30
+    fields = backend.health().fields
+    assert (fields["liveLocks"], fields["fenceCounters"]) == (30, 30)
+
+
 def test_a_lock_goes_through_its_life_on_a_cluster(backend: RedisBackend) -> None:
     for n in range(30):
         key = f"invoice:{n}"
