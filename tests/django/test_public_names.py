@@ -11,10 +11,11 @@ import syncguard_django
 PUBLIC = (
     "syncguard",
     "syncguard.aio",
+    "syncguard.backend",
+    "syncguard.backends",
     "syncguard.current",
     "syncguard.key_templates",
     "syncguard.late_release",
-    "syncguard.redis",
     "syncguard.short_ttl",
 )
 
