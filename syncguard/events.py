@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from syncguard.callbacks import let_run
 from syncguard.errors import LockError, invalid_argument
+from syncguard.handles import Grant
 from syncguard.types import ExtendResult, LockEvent, OperationName
 
 OnEvent = Callable[[LockEvent], object]
 IncludeRaw = bool | Callable[[LockEvent], bool]
+
+Reason = Literal["locked", "expired", "not-found"]
 
 _logger = logging.getLogger("syncguard")
 
@@ -38,7 +41,7 @@ class Reporter:
         lock_id: str | None = None,
         key_hash: str | None = None,
         lock_id_hash: str | None = None,
-        reason: Literal["locked", "expired", "not-found"] | None = None,
+        reason: Reason | None = None,
     ) -> None:
         try:
             event = LockEvent(
@@ -55,28 +58,9 @@ class Reporter:
         except Exception as error:
             _log(error)
 
-    def report_failure(
-        self,
-        operation: OperationName,
-        error: LockError,
-        *,
-        key: str | None = None,
-        lock_id: str | None = None,
-        key_hash: str | None = None,
-        lock_id_hash: str | None = None,
-    ) -> None:
-        """Report an operation that raised. What was refused is not hashed: it may be anything."""
-        if error.code == "InvalidArgument":
-            self.report(operation, False)
-        else:
-            self.report(
-                operation,
-                False,
-                key=key,
-                lock_id=lock_id,
-                key_hash=key_hash,
-                lock_id_hash=lock_id_hash,
-            )
+    def observe(self, operation: OperationName, **names: str | None) -> Observation:
+        """Report one operation, around the call, or around its ``await``."""
+        return Observation(self, operation, names)
 
     def report_extension(self, lock_id: str, answer: ExtendResult | LockError) -> None:
         """Report one extension of a heartbeat."""
@@ -84,6 +68,35 @@ class Reporter:
             self.report("extend", False, lock_id=lock_id)
         else:
             self.report("extend", answer.ok, lock_id=lock_id, reason=answer.reason)
+
+
+class Observation:
+    """One operation: reports what is said of it here, or that it raised."""
+
+    __slots__ = ("_names", "_operation", "_reporter")
+
+    def __init__(self, reporter: Reporter, operation: OperationName, names: dict[str, Any]) -> None:
+        self._reporter = reporter
+        self._operation: OperationName = operation
+        self._names = names
+
+    def __enter__(self) -> Observation:
+        return self
+
+    def __exit__(
+        self, _kind: object, error: BaseException | None, _traceback: object
+    ) -> Literal[False]:
+        if isinstance(error, LockError):
+            # What was refused as a key or an id is not hashed: it may be anything.
+            names = {} if error.code == "InvalidArgument" else self._names
+            self._reporter.report(self._operation, False, **names)
+        return False
+
+    def ended(self, ok: bool, reason: Reason | None = None) -> None:
+        self._reporter.report(self._operation, ok, reason=reason, **self._names)
+
+    def granted(self, grant: Grant) -> None:
+        self._reporter.report(self._operation, True, key=grant.key, lock_id=grant.lock_id)
 
 
 def _log(_error: Exception) -> None:

@@ -5,6 +5,7 @@ A decorator around any blocking backend, and a backend itself. ``async_telemetry
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
@@ -66,8 +67,7 @@ class ReportingBackend(Lockable):
     def __init__(self, backend: LockBackend, reporter: Reporter) -> None:
         self._inner = self.__wrapped__ = backend
         self._reporter = reporter
-        self._report = reporter.report
-        self._failed = reporter.report_failure
+        self._observe = reporter.observe
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -91,41 +91,36 @@ class ReportingBackend(Lockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> Acquired | Contended:
-        try:
+        with self._observe("acquire", key=key) as seen:
             result = self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
-        except LockError as error:
-            self._failed("acquire", error, key=key)
-            raise
-        return self._contended(key) if isinstance(result, Contended) else self._acquired(result)
+            if isinstance(result, Contended):
+                seen.ended(False, "locked")
+                return result
+            seen.granted(result)
+            return dataclasses.replace(result, backend=self)
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
-        try:
+        with self._observe("release", lock_id=lock_id) as seen:
             result = self._inner.release(lock_id, signal=signal)
-        except LockError as error:
-            self._failed("release", error, lock_id=lock_id)
-            raise
-        self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
-        return result
+            seen.ended(result.ok, result.reason)
+            return result
 
     def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
         results = release_many(self._inner, lock_ids)
         for lock_id, result in zip(lock_ids, results, strict=True):
-            if isinstance(result, LockError):
-                self._failed("release", result, lock_id=lock_id)
-            else:
-                self._report("release", result.ok, lock_id=lock_id, reason=result.reason)
+            with contextlib.suppress(LockError), self._observe("release", lock_id=lock_id) as seen:
+                if isinstance(result, LockError):
+                    raise result
+                seen.ended(result.ok, result.reason)
         return results
 
     def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
     ) -> ExtendResult:
-        try:
+        with self._observe("extend", lock_id=lock_id) as seen:
             result = self._inner.extend(lock_id, ttl_ms, signal=signal)
-        except LockError as error:
-            self._failed("extend", error, lock_id=lock_id)
-            raise
-        self._report("extend", result.ok, lock_id=lock_id, reason=result.reason)
-        return result
+            seen.ended(result.ok, result.reason)
+            return result
 
     def adopt(
         self,
@@ -136,25 +131,19 @@ class ReportingBackend(Lockable):
         signal: Signal | None = None,
     ) -> Acquired | NotAdopted:
         """Reported as ``extend``: the lock lives on, in other hands."""
-        try:
+        with self._observe("extend", lock_id=lock_id) as seen:
             result = self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
-        except LockError as error:
-            self._failed("extend", error, lock_id=lock_id)
-            raise
-        if isinstance(result, NotAdopted):
-            self._report("extend", False, lock_id=lock_id, reason=result.reason)
-            return result
-        self._report("extend", True, key=result.key, lock_id=result.lock_id)
-        return dataclasses.replace(result, backend=self)
+            if isinstance(result, NotAdopted):
+                seen.ended(False, result.reason)
+                return result
+            seen.granted(result)
+            return dataclasses.replace(result, backend=self)
 
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
-        try:
+        with self._observe("isLocked", key=key) as seen:
             locked = self._inner.is_locked(key, signal=signal)
-        except LockError as error:
-            self._failed("isLocked", error, key=key)
-            raise
-        self._report("isLocked", locked, key=key)
-        return locked
+            seen.ended(locked)
+            return locked
 
     def lookup(
         self,
@@ -163,13 +152,10 @@ class ReportingBackend(Lockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfo | None:
-        try:
+        with self._observe("lookup", key=key, lock_id=lock_id) as seen:
             info = self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
-        except LockError as error:
-            self._failed("lookup", error, key=key, lock_id=lock_id)
-            raise
-        self._report("lookup", info is not None, key=key, lock_id=lock_id)
-        return info
+            seen.ended(info is not None)
+            return info
 
     def lookup_raw(
         self,
@@ -178,13 +164,10 @@ class ReportingBackend(Lockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
-        try:
+        with self._observe("lookup", key=key, lock_id=lock_id) as seen:
             info = self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
-        except LockError as error:
-            self._failed("lookup", error, key=key, lock_id=lock_id)
-            raise
-        self._report("lookup", info is not None, key=key, lock_id=lock_id)
-        return info
+            seen.ended(info is not None)
+            return info
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         return listing_of(self._inner).live_locks(limit, offset)
@@ -211,15 +194,11 @@ class ReportingBackend(Lockable):
         return health_of(self._inner).health()
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        seen = {"key_hash": key_hash, "lock_id_hash": lock_id_hash}
         inner = listing_of(self._inner)
-        try:
+        with self._observe("release", key_hash=key_hash, lock_id_hash=lock_id_hash) as seen:
             result = inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
-        except LockError as error:
-            self._failed("release", error, **seen)
-            raise
-        self._report("release", result.ok, reason=result.reason, **seen)
-        return result
+            seen.ended(result.ok, result.reason)
+            return result
 
     def open_waiter(self, key: str) -> Waiter:
         return _ReportingWaiter(self, open_waiter(self._inner, key), key)
@@ -267,14 +246,6 @@ class ReportingBackend(Lockable):
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _acquired(self, result: Acquired) -> Acquired:
-        self._report("acquire", True, key=result.key, lock_id=result.lock_id)
-        return dataclasses.replace(result, backend=self)
-
-    def _contended(self, key: str) -> Contended:
-        self._report("acquire", False, key=key, reason="locked")
-        return Contended()
-
 
 class _ReportingWaiter:
     def __init__(self, backend: ReportingBackend, inner: Waiter, key: str) -> None:
@@ -286,15 +257,13 @@ class _ReportingWaiter:
         self.forsake = inner.forsake
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
-        try:
+        with self._backend._observe("acquire", key=self._key) as seen:
             answer = self._inner.attempt(ttl_ms, holder, wait_ms)
-        except LockError as error:
-            self._backend._failed("acquire", error, key=self._key)
-            raise
-        if isinstance(answer, Refusal):
-            self._backend._contended(self._key)
-            return answer
-        return self._backend._acquired(answer)
+            if isinstance(answer, Refusal):
+                seen.ended(False, "locked")
+                return answer
+            seen.granted(answer)
+            return dataclasses.replace(answer, backend=self._backend)
 
 
 class _ReportingChannel:
