@@ -18,9 +18,9 @@ from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.cancellation import settle
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.current import Block, innermost
 from syncguard.handles import AsyncAcquired
 from syncguard.held import Held, OnLost
+from syncguard.leaving import OneBlock, is_to_release
 from syncguard.losing import announce_async
 from syncguard.options import (
     Options,
@@ -98,7 +98,7 @@ def hold(
     return AsyncLock(backend, options, acquired)
 
 
-class AsyncLock:
+class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncLane]]):
     """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
 
     def __init__(
@@ -110,26 +110,15 @@ class AsyncLock:
         function: Callable[..., object] | None = None,
     ) -> None:
         check_backend(backend, wants_async=True)
-        self._backend = backend
-        self._options = options
-        self._acquired = acquired
-        self._function = function
-        self._free: list[None] = [None]
-        self._held: Held | None = None
-        self._block: Block | None = None
-        self._beat: Beat[heartbeat.AsyncLane] | None = None
+        super().__init__(backend, options, acquired, function=function)
 
     async def __aenter__(self) -> Held:
         if not may_enter(self._free, self._held):
             raise in_use()
         try:
             acquired, self._acquired = self._acquired, None
-            if acquired is None and innermost.get() is not None:
-                around = self._options.block_around(self._backend)
-                if around is not None:
-                    self._enter(around.held, around)
-                    return around.held
-            return self._hold(acquired or await self._acquire())
+            held = self._enter_again() if acquired is None else None
+            return held or self._hold(acquired or await self._acquire())
         except BaseException:
             self._forget()
             raise
@@ -140,12 +129,12 @@ class AsyncLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held, block, beat = self._held, self._block, self._beat
+        held, block, beat = self._held, self._block, self._watch
         self._forget()
         assert held is not None
         assert block is not None
-        if block.reentered is not None or held.in_forked_child:
-            return  # an outer block's lock, or a parent's: neither to release nor to judge
+        if not is_to_release(held, block):
+            return
         if beat is not None:
             heartbeat.unwatch(beat)
         options, known_lost = self._options, held.known_lost
@@ -156,19 +145,6 @@ class AsyncLock:
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
-
-    def __del__(self) -> None:
-        # An interrupt at the very entry of leaving: no other line of ours runs any more, and this
-        # code must not count as a holder for ever.
-        block = getattr(self, "_block", None)
-        if block is not None:
-            block.leave()
-
-    def _forget(self) -> None:
-        """The block has ended, or did not begin: the next one may come."""
-        if self._block is not None:
-            self._block.leave()
-        self._held, self._block, self._free = None, None, [None]
 
     async def _leave(self, held: Held, beat: Beat[heartbeat.AsyncLane] | None) -> ReleaseResult:
         if held.kept is None:
@@ -190,9 +166,6 @@ class AsyncLock:
                 return covered(await function(*args, **kwargs), wants_async=True)
 
         return locked
-
-    def __repr__(self) -> str:
-        return f"<lock on {self._backend!r}>"
 
     async def _acquire(self) -> AsyncAcquired:
         options = self._options
@@ -234,7 +207,7 @@ class AsyncLock:
         held = Held(acquired, options.on_lost)
         self._enter(held)
         if options.watched:
-            self._beat = heartbeat.watch(
+            self._watch = heartbeat.watch(
                 held,
                 self._backend,
                 options.ttl_ms,
@@ -242,12 +215,6 @@ class AsyncLock:
                 max_hold_ms=options.max_hold_ms,
             )
         return held
-
-    def _enter(self, held: Held, around: Block | None = None) -> None:
-        self._beat = None
-        self._held = held
-        self._block = Block(self._backend, self._options.key, held, around)
-        innermost.set(self._block)
 
 
 class AsyncLockable:

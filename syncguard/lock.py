@@ -17,12 +17,12 @@ from syncguard._backend.required import LockBackend, check_signal
 from syncguard.acquisition import Acquiring, Attempt, acquiring
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.current import Block, innermost
 from syncguard.disposal import check_callback
 from syncguard.errors import LockError, is_interrupt
 from syncguard.handles import Acquired
 from syncguard.heartbeat_thread import Watch
 from syncguard.held import Held, OnLost
+from syncguard.leaving import OneBlock, is_to_release
 from syncguard.losing import announce
 from syncguard.options import (
     Options,
@@ -104,7 +104,7 @@ def hold(
     return Lock(backend, options, acquired)
 
 
-class Lock:
+class Lock(OneBlock[LockBackend, Acquired, Watch]):
     """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
 
     def __init__(
@@ -117,14 +117,7 @@ class Lock:
     ) -> None:
         check_backend(backend, wants_async=False)
         check_callback("on_release_error", options.on_release_error, may_be_async=False)
-        self._backend = backend
-        self._options = options
-        self._acquired = acquired
-        self._function = function
-        self._free: list[None] = [None]
-        self._held: Held | None = None
-        self._block: Block | None = None
-        self._watch: Watch | None = None
+        super().__init__(backend, options, acquired, function=function)
         self._answer: ReleaseResult | LockError | None = None
         """What releasing came to, where it was done together with others."""
 
@@ -137,11 +130,9 @@ class Lock:
             acquired, self._acquired = self._acquired, None
             if acquired is not None:
                 return self._hold(acquired)
-            if innermost.get() is not None:
-                around = self._options.block_around(self._backend)
-                if around is not None:
-                    self._enter(around.held, around)
-                    return around.held
+            held = self._enter_again()
+            if held is not None:
+                return held
             if self._options.ttl_ms < SHORT_TTL_MS:
                 warn_of_short_ttl(self._options.ttl_ms, self._function)
             waiter = open_waiter(self._backend, self._options.key)
@@ -165,15 +156,12 @@ class Lock:
             assert held is not None
             assert block is not None
             block.leave()
-            # In a forked child it is the parent's lock: neither to release nor to judge.
-            is_ours = block.reentered is None and not held.in_forked_child
-            lost = is_ours and self._let_go(held)
+            lost = is_to_release(held, block) and self._let_go(held)
             self._held, self._block, self._free = None, None, [None]
         except BaseException as interrupt:
             held, block = self._held, self._block
             self._forget()
-            is_inner = block is not None and block.reentered is not None
-            if held and not is_inner and not held.in_forked_child and is_interrupt(interrupt):
+            if held and block and is_to_release(held, block) and is_interrupt(interrupt):
                 with contextlib.suppress(LockError):
                     self._leave(held)
             raise
@@ -181,19 +169,6 @@ class Lock:
             announce(held)
             if error is None:
                 raise lock_lost(self._options.key, held)
-
-    def __del__(self) -> None:
-        # An interrupt at the very entry of leaving: no other line of ours runs any more, and this
-        # code must not count as a holder for ever.
-        block = getattr(self, "_block", None)
-        if block is not None:
-            block.leave()
-
-    def _forget(self) -> None:
-        """The block has ended, or did not begin: the next one may come."""
-        if self._block is not None:
-            self._block.leave()
-        self._held, self._block, self._free = None, None, [None]
 
     def _let_go(self, held: Held) -> bool:
         """Release, or whatever was chosen instead. True: the lock was lost before."""
@@ -230,9 +205,6 @@ class Lock:
                 return covered(function(*args, **kwargs), wants_async=False)
 
         return locked
-
-    def __repr__(self) -> str:
-        return f"<lock on {self._backend!r}>"
 
     def _acquire(self, waiter: Waiter) -> Acquired:
         options = self._options
@@ -274,13 +246,6 @@ class Lock:
             self._backend.release(held.lock_id)
             raise
         return held
-
-    def _enter(self, held: Held, around: Block | None = None) -> None:
-        self._watch = None
-        self._held = held
-        # Kept before it is on the stack: then an interrupt at any point takes it off again.
-        self._block = Block(self._backend, self._options.key, held, around)
-        innermost.set(self._block)
 
 
 class Lockable:
