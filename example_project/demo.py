@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from example_project import running
+from example_project import demo_processes
 
 if TYPE_CHECKING:
     from example_project.story.models import Step
@@ -31,13 +31,13 @@ def main() -> int:
     options = _options()
     with _stoppable():
         try:
-            with running.environment() as embedded:
+            with demo_processes.environment() as embedded:
                 if options.check:
-                    with running.worker(embedded):
+                    with demo_processes.worker(embedded):
                         return _check()
                 with (
-                    running.web_server(options.port) as address,
-                    running.worker(embedded) as worker,
+                    demo_processes.web_server(options.port) as address,
+                    demo_processes.worker(embedded) as worker,
                 ):
                     _welcome(address)
                     while True:
@@ -46,7 +46,7 @@ def main() -> int:
         except Stopped:
             _say("\nStopped, and nothing is left behind.")
             return 0 if not options.check else 1
-        except (running.CannotStart, FileNotFoundError) as error:
+        except (demo_processes.CannotStart, FileNotFoundError) as error:
             _say(f"The demo cannot run: {error}")
             return 1
 
@@ -111,11 +111,11 @@ def _stoppable() -> Iterator[None]:
     """The first Ctrl-C, SIGTERM or SIGHUP ends the block; further ones do not disturb the end."""
 
     def stop(*_: object) -> None:
-        for number in running.STOPPING:
+        for number in demo_processes.STOPPING:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in running.STOPPING}
+    before = {number: signal.signal(number, stop) for number in demo_processes.STOPPING}
     try:
         yield
     finally:

@@ -5,6 +5,8 @@ Public names, and nothing else. Imports no driver: the backends are in ``syncgua
 
 from syncguard._backend.optional import Turn, TurnGiver
 from syncguard._backend.required import LockBackend
+from syncguard._lock.handles import Acquired, has_fence
+from syncguard._lock.held import Held, OnLost
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,
@@ -30,8 +32,6 @@ from syncguard.errors import (
     RateLimited,
     ServiceUnavailable,
 )
-from syncguard.handles import Acquired, has_fence
-from syncguard.held import Held, OnLost
 from syncguard.keys import (
     format_fence,
     generate_lock_id,

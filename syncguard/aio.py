@@ -1,8 +1,8 @@
 """SyncGuard for asyncio: the same public names as ``syncguard``, to be awaited."""
 
 from syncguard._backend.required import AsyncLockBackend
-from syncguard.async_lock import AsyncLock, hold, lock
-from syncguard.async_telemetry import with_telemetry
+from syncguard._lock.handles import AsyncAcquired, has_fence
+from syncguard._lock.held import Held, OnLost
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,
@@ -32,8 +32,6 @@ from syncguard.errors import (
     RateLimited,
     ServiceUnavailable,
 )
-from syncguard.handles import AsyncAcquired, has_fence
-from syncguard.held import Held, OnLost
 from syncguard.keys import (
     format_fence,
     generate_lock_id,
@@ -42,7 +40,9 @@ from syncguard.keys import (
     normalize_and_validate_key,
     validate_lock_id,
 )
+from syncguard.lock_async import AsyncLock, hold, lock
 from syncguard.short_ttl import ShortTTLWarning
+from syncguard.telemetry_async import with_telemetry
 from syncguard.types import (
     Acquisition,
     BackendCapabilities,

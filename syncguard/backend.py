@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from syncguard._backend.inspection import (
+from syncguard._backend.listing_and_health import (
     AsyncListsLocks,
     Health,
     ListsLocks,
@@ -56,7 +56,8 @@ from syncguard._backend.settings import (
     SettingProblem,
     plain_location,
 )
-from syncguard.async_lock import AsyncLockable
+from syncguard._lock.handles import Acquired, AsyncAcquired
+from syncguard._lock.release_on_exit import Disposal
 from syncguard.clock import holder_clock_ms, is_live
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,
@@ -65,9 +66,7 @@ from syncguard.constants import (
     FENCE_WARN,
     TIME_TOLERANCE_MS,
 )
-from syncguard.disposal import Disposal
 from syncguard.errors import ErrorContext, InvalidArgument, LockError, invalid_argument
-from syncguard.handles import Acquired, AsyncAcquired
 from syncguard.keys import (
     display_hash,
     format_fence,
@@ -80,6 +79,7 @@ from syncguard.keys import (
     validate_ttl_ms,
 )
 from syncguard.lock import Lockable
+from syncguard.lock_async import AsyncLockable
 from syncguard.redacted import RedactedUrl, Secret
 from syncguard.types import (
     CONTENDED,

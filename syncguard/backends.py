@@ -21,7 +21,7 @@ from syncguard._backend.settings import (
     plain_location,
 )
 from syncguard.constants import DEFAULT_KEY_PREFIX
-from syncguard.dotted import import_dotted
+from syncguard.dotted_path import import_dotted
 from syncguard.errors import invalid_argument
 
 __all__ = [

@@ -20,7 +20,7 @@ from sys import modules as _modules
 from threading import get_ident
 from typing import Final
 
-from syncguard.held import Held
+from syncguard._lock.held import Held
 from syncguard.types import Fence
 
 __all__ = ["current_fence", "current_lock", "held_here", "held_locks"]

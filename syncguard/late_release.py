@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from syncguard import heartbeat
 from syncguard._backend.optional import release_many
 from syncguard._backend.required import LockBackend
+from syncguard._heartbeat import heartbeat
+from syncguard._lock.held import Held
 from syncguard.current import Block, innermost
 from syncguard.errors import LockError, LockLost
-from syncguard.held import Held
 from syncguard.lock import Lock
 from syncguard.types import ReleaseResult
 

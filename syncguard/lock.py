@@ -1,6 +1,6 @@
 """``lock()``: acquire with retries, hold, release on every way out. Blocking.
 
-The decisions are made elsewhere (``acquisition``, ``options``, ``schedule``); this is the driver
+The decisions are made elsewhere (``acquiring``, ``options``, ``schedule``); this is the driver
 that blocks. ``syncguard.aio`` has its twin.
 """
 
@@ -11,20 +11,16 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
-from syncguard import heartbeat
 from syncguard._backend.optional import Refusal, Waiter
 from syncguard._backend.required import LockBackend, check_signal
-from syncguard.acquisition import Acquiring, Attempt, acquiring
-from syncguard.clock import monotonic_ms
-from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.disposal import check_callback
-from syncguard.errors import LockError, is_interrupt
-from syncguard.handles import Acquired
-from syncguard.heartbeat_thread import Watch
-from syncguard.held import Held, OnLost
-from syncguard.leaving import OneBlock, is_to_release
-from syncguard.losing import announce
-from syncguard.options import (
+from syncguard._heartbeat import heartbeat
+from syncguard._heartbeat.heartbeat_thread import Watch
+from syncguard._heartbeat.on_lost import announce
+from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
+from syncguard._lock.handles import Acquired
+from syncguard._lock.held import Held, OnLost
+from syncguard._lock.leaving import OneBlock, is_to_release
+from syncguard._lock.options import (
     Options,
     came_too_late,
     check_backend,
@@ -35,9 +31,13 @@ from syncguard.options import (
     may_enter,
     was_lost,
 )
+from syncguard._lock.release_on_exit import check_callback
+from syncguard._lock.waiting import open_waiter
+from syncguard.clock import monotonic_ms
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.errors import LockError, is_interrupt
 from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
-from syncguard.waiting import open_waiter
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -62,7 +62,7 @@ def lock(
 ) -> Lock:
     """A lock for a ``with`` block or, as a decorator, for a function.
 
-    Waits for the lock as ``acquisition`` says, and raises ``AcquisitionTimeout`` if it does
+    Waits for the lock as ``acquiring`` says, and raises ``AcquisitionTimeout`` if it does
     not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
     long. A lock that is lost meanwhile calls ``on_lost``, and leaving the block raises LockLost.
 
@@ -142,7 +142,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
                 self._forget()
             if waiter is not None and is_interrupt(error):
                 # At whatever point it struck: what the last attempt took, nobody will release.
-                waiter.forsake()
+                waiter.undo()
             raise
 
     def __exit__(

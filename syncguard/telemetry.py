@@ -1,6 +1,6 @@
 """``with_telemetry``: a backend that reports what it does. Off unless asked; costs nothing then.
 
-A decorator around any blocking backend, and a backend itself. ``async_telemetry`` is its twin.
+A decorator around any blocking backend, and a backend itself. ``telemetry_async`` is its twin.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from syncguard._backend.inspection import Health, LockPage, Wanted, health_of, listing_of
+from syncguard._backend.listing_and_health import Health, LockPage, Wanted, health_of, listing_of
 from syncguard._backend.optional import (
     DEFAULT_MAX_DELAY_MS,
     ExtendChannel,
@@ -25,14 +25,15 @@ from syncguard._backend.optional import (
     release_many,
 )
 from syncguard._backend.required import LockBackend
+from syncguard._lock.callback_thread import run_on_callback_thread
+from syncguard._lock.handles import Acquired
+from syncguard._lock.options import check_backend
+from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.waiting import open_waiter
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.courier import deliver
-from syncguard.disposal import Disposal
 from syncguard.errors import LockError
-from syncguard.events import IncludeRaw, OnEvent, Reporter
-from syncguard.handles import Acquired
 from syncguard.lock import Lockable
-from syncguard.options import check_backend
+from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter
 from syncguard.types import (
     BackendCapabilities,
     Contended,
@@ -43,7 +44,6 @@ from syncguard.types import (
     ReleaseResult,
     Signal,
 )
-from syncguard.waiting import open_waiter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -254,7 +254,7 @@ class _ReportingWaiter:
         self._inner = inner
         self.wait = inner.wait
         self.close = inner.close
-        self.forsake = inner.forsake
+        self.undo = inner.undo
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         with self._backend._observe("acquire", key=self._key) as seen:
@@ -294,4 +294,6 @@ class _ReportingChannel:
 
     def _report(self, answer: ExtendResult | LockError) -> None:
         # We are on the heartbeat's thread, and the callback is a user's: not here.
-        deliver(partial(self._backend._reporter.report_extension, self._sent.popleft(), answer))
+        run_on_callback_thread(
+            partial(self._backend._reporter.report_extension, self._sent.popleft(), answer)
+        )

@@ -1,6 +1,6 @@
 """Somebody else holds the lock: the error that says so, and the publishing again of a task.
 
-What is done about contention is decided in ``entering``; here is how long and how often.
+What is done about contention is decided in ``acquire``; here is how long and how often.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, Final
 from celery.exceptions import Retry
 
 from syncguard import Acquisition, AcquisitionTimeout, ErrorContext, LockBackend, LockInfo, Turn
-from syncguard_celery.calls import Call
-from syncguard_celery.luggage import contended_since_ms
+from syncguard_celery.contention_turns import attempts_of
+from syncguard_celery.message_header import contended_since_ms
 from syncguard_celery.propagation import attaching
 from syncguard_celery.redelivery import copy_mark
 from syncguard_celery.republishing import below_visibility_timeout
-from syncguard_celery.turns import attempts_of
+from syncguard_celery.task_call import Call
 
-GLIMPSES: Final = 5
+LOOKUP_ATTEMPTS: Final = 5
 """How often a holder may let go between an attempt and the look at it before it counts as one."""
 
 POLL_MS: Final = 500
@@ -63,7 +63,7 @@ def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockCont
     )
 
 
-def patient(timeout_ms: int) -> Acquisition:
+def acquisition_within(timeout_ms: int) -> Acquisition:
     """Wait for so long: the time decides, not a number of retries."""
     return Acquisition(
         max_retries=2 * timeout_ms // POLL_MS + 10,

@@ -9,8 +9,8 @@ from celery import shared_task
 
 from syncguard import DEFAULT_TTL_MS
 from syncguard.key_templates import KeySource
-from syncguard_celery import publishing, revoking
-from syncguard_celery.misspelling import refuse_misspelt
+from syncguard_celery.locked_function import LockedFunction, wrap
+from syncguard_celery.misspelt_options import refuse_misspelt
 from syncguard_celery.options import (
     DEFAULT_PENDING_TTL_MS,
     DEFAULT_UNAVAILABLE_TIMEOUT_MS,
@@ -22,8 +22,8 @@ from syncguard_celery.options import (
     UnavailableSource,
     refused,
 )
-from syncguard_celery.running import LockedFunction, wrap
-from syncguard_celery.validating import pydantic_options
+from syncguard_celery.publish_lock import apply_async, cleanup
+from syncguard_celery.pydantic_keys import pydantic_options
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -137,7 +137,7 @@ def locked_task(
 
     refuse_misspelt(task_options, app)
     if at == "publish":
-        revoking.listen()
+        cleanup.listen()
 
     def decorate(function: Callable[..., Any]) -> Any:
         pydantic = pydantic_options(task_options)
@@ -148,7 +148,7 @@ def locked_task(
             task_options.setdefault("shared", False)  # that app's, and no other's
         # Celery makes a class for the task, with these as its attributes: so apply_async is
         # ours whatever the base class is, the app's own one included.
-        return make(apply_async=publishing.apply_async, **task_options)(wrapped)
+        return make(apply_async=apply_async.apply_async, **task_options)(wrapped)
 
     return decorate if function is None else decorate(function)
 

@@ -22,16 +22,16 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from syncguard import LockBackend, LockError, LockInfo, LockLost
-from syncguard_celery.labels import task_id_in
-from syncguard_celery.luggage import luggage_of, unavailable_since_ms
+from syncguard_celery.holder_label import task_id_in
+from syncguard_celery.message_header import header_of, unavailable_since_ms
 from syncguard_celery.redelivery import ComesBack, copy_mark, is_copy
 from syncguard_celery.republishing import below_visibility_timeout, publish_again
 from syncguard_celery.signals import logger
 
 if TYPE_CHECKING:
-    from syncguard_celery.calls import Call
-    from syncguard_celery.holding import Holding
+    from syncguard_celery.locked_calls import Holding
     from syncguard_celery.options import LockOptions, UnavailablePolicy
+    from syncguard_celery.task_call import Call
 
 R = TypeVar("R")
 
@@ -133,8 +133,8 @@ def outlast_doubtful_attempt(call: Call, options: LockOptions, info: LockInfo) -
     remaining_ms = info.expires_at_ms - time.time() * 1000 + 100
     delay_ms = min(max(remaining_ms, 100.0), _DOUBTFUL_MS)
     error = LockError("ServiceUnavailable", "an attempt that got no answer may hold the lock")
-    luggage = {**_kept(call), "unavailable": _now_ms(), "tries": 0}
-    return _publish(call, error, delay_ms, options.unavailable_timeout_ms, luggage)
+    header = {**_kept(call), "unavailable": _now_ms(), "tries": 0}
+    return _publish(call, error, delay_ms, options.unavailable_timeout_ms, header)
 
 
 def is_delivered_after_loss(holding: Holding, error: Exception) -> bool:
@@ -157,28 +157,28 @@ def deliver_after_loss(holding: Holding, error: Exception) -> Exception:
     """
     request: Any = holding.call.request
     delay_ms = FIRST_DELAY_MS * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
-    luggage = copy_mark(holding.call)
+    header = copy_mark(holding.call)
     patience_ms = holding.options.unavailable_timeout_ms
-    return _publish(holding.call, error, delay_ms, patience_ms, luggage, request.retries + 1)
+    return _publish(holding.call, error, delay_ms, patience_ms, header, request.retries + 1)
 
 
 def _come_back(call: Call, options: LockOptions, error: LockError) -> Exception:
     since_ms = unavailable_since_ms(call.request)
-    tries = int(luggage_of(call.request).get("tries", 0))
+    tries = int(header_of(call.request).get("tries", 0))
     delay_ms = min(FIRST_DELAY_MS * 2.0 ** min(tries, 16), LAST_DELAY_MS)
     delay_ms *= random.uniform(0.5, 1.0)  # noqa: S311 - jitter
     left_ms = _left_ms(call, options)
-    luggage = {
+    header = {
         **_kept(call),
         "unavailable": _now_ms() if since_ms is None else since_ms,
         "tries": tries + 1,
     }
-    return _publish(call, error, min(delay_ms, left_ms), left_ms, luggage)
+    return _publish(call, error, min(delay_ms, left_ms), left_ms, header)
 
 
 def _kept(call: Call) -> dict[str, object]:
     """What the message said before the outage, and still holds: we could not look."""
-    came_with = luggage_of(call.request)
+    came_with = header_of(call.request)
     names = ("since", "attempts", "place", "earlier", "ended")
     return {**copy_mark(call), **{name: came_with[name] for name in names if name in came_with}}
 
@@ -188,19 +188,19 @@ def _publish(
     error: Exception,
     delay_ms: float,
     patience_ms: float,
-    luggage: dict[str, object],
+    header: dict[str, object],
     retries: int | None = None,
 ) -> Exception:
     delay_ms = below_visibility_timeout(call.app, delay_ms)
     try:
         signature = publish_again(
-            call, delay_ms, patience_ms=patience_ms, luggage=luggage, retries=retries
+            call, delay_ms, patience_ms=patience_ms, header=header, retries=retries
         )
     except OperationalError:
         return error
     reason = error if isinstance(error, LockError) else LockLost()
     text = f"{reason}; trying again in {delay_ms / 1000:.1f} s"
-    log = logger.warning if luggage.get("tries", 1) == 1 else logger.debug
+    log = logger.warning if header.get("tries", 1) == 1 else logger.debug
     log("Task %s[%s]: %s", call.name, call.task_id, text)
     if is_copy(call):
         return ComesBack(text)  # what its earlier delivery stored is not overwritten

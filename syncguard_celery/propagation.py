@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.signals import before_task_publish
 
 from syncguard.current import held_locks
-from syncguard_celery.calls import running_requests
-from syncguard_celery.luggage import (
+from syncguard_celery.message_header import (
     HEADER,
     MAX_FENCES,
     Fences,
     fences_in,
+    header_of,
     key_digest,
-    luggage_of,
     merged,
 )
+from syncguard_celery.task_call import running_requests
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -35,9 +35,9 @@ _OWN: Final = "_syncguard_fences"
 class Attachment:
     """What goes into the message of one task besides the fences."""
 
-    def __init__(self, task_id: str, luggage: dict[str, Any]) -> None:
+    def __init__(self, task_id: str, header: dict[str, Any]) -> None:
         self.task_id = task_id
-        self.luggage = luggage
+        self.header = header
         self.is_used = False
         """Whether a message was made with it. A base class may publish later, or not at all, and
         the old message protocol has no headers."""
@@ -67,7 +67,7 @@ def inherited_fence(key: str) -> str | None:
     requests = running_requests()
     if not requests:
         return None
-    fences = merged(_fences(requests[1:]), fences_in(luggage_of(requests[0]), "fences"))
+    fences = merged(_fences(requests[1:]), fences_in(header_of(requests[0]), "fences"))
     return fences.get(key_digest(key))
 
 
@@ -80,15 +80,15 @@ def remember(request: Context | None, key: str, fence: str) -> None:
     if request.is_eager:
         # An eager retry is not published: it gets the headers of the request before it. What
         # this one came with stays where luggage_of() looks first.
-        came_with = request.__dict__.setdefault(HEADER, luggage_of(request))
+        came_with = request.__dict__.setdefault(HEADER, header_of(request))
         fences = merged(fences_in(came_with, "fences"), own.fences())
         request.headers = {**(request.headers or {}), HEADER: {"fences": fences}}
 
 
 @contextlib.contextmanager
-def attaching(task_id: str, **luggage: object) -> Iterator[Attachment]:
+def attaching(task_id: str, **header: object) -> Iterator[Attachment]:
     """Put this, too, into the message of this one task, if it is published in the block."""
-    attachment = Attachment(task_id, luggage)
+    attachment = Attachment(task_id, header)
     token = _attached.set(attachment)
     try:
         yield attachment
@@ -100,22 +100,22 @@ def attaching(task_id: str, **luggage: object) -> Iterator[Attachment]:
 def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
     if not headers or "id" not in headers:
         return  # the old message protocol has no headers to carry anything
-    luggage: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     requests = running_requests()
     if fences := merged(_fences(requests), _fences_held_here()):
-        luggage["fences"] = fences
+        header["fences"] = fences
     for request in requests:
         if request.id == headers["id"]:
-            after = merged(fences_in(luggage_of(request), "after"), _own(request))
+            after = merged(fences_in(header_of(request), "after"), _own(request))
             if after:
-                luggage["after"] = after
+                header["after"] = after
     attached = _attached.get()
     if attached is not None and attached.task_id == headers["id"]:
-        luggage.update(attached.luggage)
+        header.update(attached.header)
         attached.is_used = True
     headers.pop(HEADER, None)
-    if luggage:
-        headers[HEADER] = luggage
+    if header:
+        headers[HEADER] = header
 
 
 def _own(request: Context) -> Fences:
@@ -133,5 +133,5 @@ def _fences(requests: list[Context]) -> Fences:
     """All that these requests inherited and acquired; the innermost, which is first, wins."""
     layers: list[Fences] = []
     for request in reversed(requests):
-        layers += [fences_in(luggage_of(request), "fences"), _own(request)]
+        layers += [fences_in(header_of(request), "fences"), _own(request)]
     return merged(*layers)

@@ -24,11 +24,11 @@ from celery.states import FAILURE, PENDING, RETRY, REVOKED, SUCCESS
 from kombu.exceptions import OperationalError
 
 from syncguard import LockBackend, LockError, LockInfo
-from syncguard_celery.labels import is_delivered_again, task_id_in
-from syncguard_celery.luggage import (
+from syncguard_celery.holder_label import is_delivered_again, task_id_in
+from syncguard_celery.message_header import (
     earlier_delivery,
+    header_of,
     key_digest,
-    luggage_of,
     unavailable_since_ms,
 )
 from syncguard_celery.republishing import below_visibility_timeout, publish_again
@@ -37,8 +37,8 @@ from syncguard_celery.signals import logger
 if TYPE_CHECKING:
     from celery.app.task import Context
 
-    from syncguard_celery.calls import Call
     from syncguard_celery.options import LockOptions
+    from syncguard_celery.task_call import Call
 
 CLOCKS_MS: Final = 2_000
 """By so much this machine's clock may differ from that of the lock's server."""
@@ -110,10 +110,10 @@ def come_back(call: Call, options: LockOptions, key: str, info: LockInfo) -> Exc
     earlier = earlier_delivery(call.request) or {}
     digest = key_digest(key)
     is_alive = info.expires_at_ms > earlier.get(digest, info.expires_at_ms)
-    luggage: dict[str, object] = {"earlier": {**earlier, digest: info.expires_at_ms}}
+    header: dict[str, object] = {"earlier": {**earlier, digest: info.expires_at_ms}}
     if unavailable_since_ms(call.request) is not None and not is_alive:
-        luggage["unavailable"] = round(now_ms)
-    return _look_again(call, options, look_ms - now_ms, **luggage)
+        header["unavailable"] = round(now_ms)
+    return _look_again(call, options, look_ms - now_ms, **header)
 
 
 def stored_state(call: Call) -> str | None:
@@ -144,18 +144,18 @@ def _require_no_end(call: Call, options: LockOptions, state: str | None) -> None
     if state is None or state in (FAILURE, REVOKED, RETRY):
         raise _dropped(call)
     now_ms = round(_now_ms())
-    ended_ms: int = luggage_of(call.request).get("ended", now_ms)
+    ended_ms: int = header_of(call.request).get("ended", now_ms)
     if now_ms - ended_ms < _RESULT_MS:
         earlier = earlier_delivery(call.request)
         raise _look_again(call, options, _RESULT_MS, earlier=earlier, ended=ended_ms)
 
 
-def _look_again(call: Call, options: LockOptions, delay_ms: float, **luggage: object) -> Exception:
+def _look_again(call: Call, options: LockOptions, delay_ms: float, **header: object) -> Exception:
     delay_ms = min(max(delay_ms, _SHORTEST_MS), _LONGEST_MS)
     delay_ms = below_visibility_timeout(call.app, delay_ms)
     is_first = earlier_delivery(call.request) is None
     try:
-        publish_again(call, delay_ms, patience_ms=options.unavailable_timeout_ms, luggage=luggage)
+        publish_again(call, delay_ms, patience_ms=options.unavailable_timeout_ms, header=header)
     except OperationalError as error:
         return Reject(error, requeue=True)
     text = "was delivered again while an earlier delivery holds its lock"
@@ -176,7 +176,7 @@ def _follows_a_lost_worker(call: Call, request: Context) -> bool:
     return bool(
         getattr(task, "retry_on_worker_lost", False)
         and request.retries
-        and "after" not in luggage_of(request)
+        and "after" not in header_of(request)
     )
 
 

@@ -1,7 +1,7 @@
 """Publishing a running task again: the same message, for a little later.
 
 Not by ``Task.retry()``: that counts against ``max_retries``, and its default of three would end
-what should last through an outage. What the new message carries besides is given as luggage.
+what should last through an outage. What our header of the new message holds is given by the caller.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import OperationalError
 
-from syncguard_celery.luggage import put_back, take_lock
+from syncguard_celery.message_header import put_back, take_lock
 from syncguard_celery.propagation import attaching
 from syncguard_celery.signals import logger
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.canvas import Signature
 
-    from syncguard_celery.calls import Call
+    from syncguard_celery.task_call import Call
 
 _PAUSE_S: Final = 1.0
 """Between two attempts to publish while the broker is down."""
@@ -43,7 +43,7 @@ def publish_again(
     delay_ms: float,
     *,
     patience_ms: float,
-    luggage: dict[str, object],
+    header: dict[str, object],
     retries: int | None = None,
 ) -> Signature[Any]:
     """Publish the task of this call again. Raises what the broker said when patience is over.
@@ -55,7 +55,7 @@ def publish_again(
     request: Any = call.request
     lock_id = take_lock(request)
     if lock_id is not None:
-        luggage = {**luggage, "lock": lock_id}
+        header = {**header, "lock": lock_id}
     signature: Signature[Any] = task.signature_from_request(
         request,
         countdown=delay_ms / 1000,
@@ -63,7 +63,7 @@ def publish_again(
     )
     is_carried = False
     try:
-        is_carried = _publish(call, signature, patience_ms, luggage)
+        is_carried = _publish(call, signature, patience_ms, header)
     finally:
         if lock_id is not None and not is_carried:
             put_back(request, lock_id)  # to be released
@@ -71,13 +71,13 @@ def publish_again(
 
 
 def _publish(
-    call: Call, signature: Signature[Any], patience_ms: float, luggage: dict[str, object]
+    call: Call, signature: Signature[Any], patience_ms: float, header: dict[str, object]
 ) -> bool:
-    """Whether a message was made that carries the luggage."""
+    """Whether a message was made that carries our header."""
     deadline = time.monotonic() + patience_ms / 1000
     while True:
         try:
-            with attaching(str(call.task_id), **luggage) as attachment:
+            with attaching(str(call.task_id), **header) as attachment:
                 signature.apply_async()
             return attachment.is_used
         except OperationalError as error:
@@ -92,5 +92,5 @@ def _publish(
             )
         # It may have been published all the same, and only the answer was lost: then this is a
         # second copy, and has to say so.
-        luggage = {"earlier": {}, **luggage}
+        header = {"earlier": {}, **header}
         time.sleep(_PAUSE_S)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from celery.utils.dispatch import Signal
 
 if TYPE_CHECKING:
-    from syncguard_celery.calls import Call
+    from syncguard_celery.task_call import Call
 
 logger: Final = logging.getLogger("syncguard.celery")
 
@@ -31,7 +31,7 @@ def listening(signal: Signal, level: int) -> bool:
     return bool(signal.receivers) or logger.isEnabledFor(level)
 
 
-def tell(
+def notify(
     signal: Signal,
     level: int,
     text: str,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from syncguard_celery.calls import locked_function
-from syncguard_celery.running import LockedFunction
-from syncguard_celery.suspension import Suspension
+from syncguard_celery.disabled_locks import DisabledLocks
+from syncguard_celery.locked_function import LockedFunction
+from syncguard_celery.task_call import locked_function
 
 if TYPE_CHECKING:
     from celery.app.task import Task
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 __all__ = ["assert_locks", "assert_runs_unlocked", "lock_key", "unlocked"]
 
 
-def unlocked() -> Suspension:
+def unlocked() -> DisabledLocks:
     """Run locked tasks without their locks, in this process; no backend is needed.
 
     For a ``with`` block or, as a decorator, for a function. A task still has a fence, of 15 digits
     and larger than those before: ``current_fence()`` and ``current_lock()`` work as always.
     """
-    return Suspension()
+    return DisabledLocks()
 
 
 def lock_key(task: Task[..., Any], /, *args: object, **kwargs: object) -> str | None:

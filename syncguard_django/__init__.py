@@ -5,9 +5,9 @@ Public names, and nothing else. Signals are in ``syncguard_django.signals``, the
 """
 
 from syncguard import current_fence, current_lock
-from syncguard_django.aliases import alocks, locks
+from syncguard_django.configured_backends import alocks, locks
 from syncguard_django.decorators import locked
-from syncguard_django.lock_order import LockOrderWarning
+from syncguard_django.lock_order_warning import LockOrderWarning
 from syncguard_django.locking import alock, lock
 
 __all__ = [

@@ -26,14 +26,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 
-from syncguard_django import inspection, releasing
-from syncguard_django.aliases import locks
-from syncguard_django.cells import cell, running, shown_fence, shown_hash, shown_holder
-from syncguard_django.change_list import ALIAS_PARAMETER, LockChangeList
-from syncguard_django.configuration import configuration
-from syncguard_django.forms import FindByKeyForm
-from syncguard_django.inspection import Failure, Holder
+from syncguard_django import force_release, live_locks
+from syncguard_django.admin_cells import cell, running, shown_fence, shown_hash, shown_holder
+from syncguard_django.admin_changelist import ALIAS_PARAMETER, LockChangeList
+from syncguard_django.admin_find_form import FindByKeyForm
+from syncguard_django.configured_backends import locks
+from syncguard_django.live_locks import Failure, Holder
 from syncguard_django.models import Lock
+from syncguard_django.settings import configuration
 
 if TYPE_CHECKING:
     _LockModelAdmin = admin.ModelAdmin[Lock]
@@ -199,11 +199,11 @@ class LockAdmin(_LockModelAdmin):
             messages.error(request, _("Choose an alias and type a key."))
             return redirect(self._list_url(request))
         using, key = form.cleaned_data["using"], form.cleaned_data["key"]
-        answer = inspection.attempt(using, lambda: inspection.lookup(using, key=key))
+        answer = live_locks.attempt(using, lambda: live_locks.lookup(using, key=key))
         if isinstance(answer, Failure):
             _say_failed(request, answer)
             return redirect(self._list_url(request))
-        key_hash = inspection.hash_of(using, key)
+        key_hash = live_locks.hash_of(using, key)
         if answer is None:
             text = _("Nobody holds the lock of that key. Its hash is %(hash)s.")
             messages.info(request, text % {"hash": key_hash})
@@ -227,7 +227,7 @@ class LockAdmin(_LockModelAdmin):
         is_complete = all(marks.values()) and marks["acquired_at_ms"].isdecimal()
         if not is_complete or marks["using"] not in locks:
             raise Http404
-        answer = inspection.attempt(marks["using"], lambda: inspection.find(**marks))
+        answer = live_locks.attempt(marks["using"], lambda: live_locks.find(**marks))
         if isinstance(answer, Failure):
             _say_failed(request, answer)
         elif answer is None:
@@ -265,7 +265,7 @@ class LockAdmin(_LockModelAdmin):
 
     def _release(self, request: HttpRequest, holder: Holder) -> None:
         user = request.user
-        outcome = releasing.release(holder, releasing.Actor(user.get_username(), user.pk))
+        outcome = force_release.release(holder, force_release.Actor(user.get_username(), user.pk))
         if isinstance(outcome, Failure):
             _say_failed(request, outcome)
         elif not outcome:

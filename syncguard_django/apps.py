@@ -10,10 +10,10 @@ from django.core.signals import setting_changed
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from syncguard_django.aliases import locks
 from syncguard_django.checks import TAG, check_deployment, check_settings
-from syncguard_django.configuration import SETTING, hide_passwords
+from syncguard_django.configured_backends import locks
 from syncguard_django.open_transactions import note_queries
+from syncguard_django.settings import SETTING, hide_passwords
 
 _READ: Final = (SETTING, "CACHES", "SECRET_KEY", "SECRET_KEY_FALLBACKS")
 """The settings that ours are made of."""

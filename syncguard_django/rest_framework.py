@@ -17,8 +17,8 @@ from rest_framework.views import APIView
 from rest_framework.views import exception_handler as handler_of_the_framework
 
 from syncguard import AcquisitionTimeout
-from syncguard_django.configuration import DEFAULT_ALIAS, configuration
 from syncguard_django.retry_after import TEXT, ask, retry_after_s
+from syncguard_django.settings import DEFAULT_ALIAS, configuration
 
 __all__ = ["Locked", "as_api_exception", "exception_handler"]
 

@@ -7,7 +7,7 @@ import time
 from typing import Final
 
 from syncguard import LockError, LockInfo
-from syncguard_django.aliases import alocks, locks
+from syncguard_django.configured_backends import alocks, locks
 
 TEXT: Final = "This resource is locked. Try again later."
 

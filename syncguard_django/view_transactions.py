@@ -16,7 +16,7 @@ from django.db import connections, transaction
 from django.http import HttpRequest
 
 from syncguard import Held
-from syncguard_django.lock_order import warn_of_view
+from syncguard_django.lock_order_warning import warn_of_view
 from syncguard_django.open_transactions import is_open
 
 _ATTRIBUTE: Final = "_non_atomic_requests"

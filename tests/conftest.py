@@ -16,4 +16,4 @@ def pytest_configure(config: pytest.Config) -> None:
     # not installed there is none.
     if not config.pluginmanager.has_plugin("syncguard"):
         config.pluginmanager.import_plugin("syncguard.testing.plugin")
-    config.pluginmanager.import_plugin("left_open")
+    config.pluginmanager.import_plugin("leak_check")

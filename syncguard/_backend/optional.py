@@ -3,7 +3,7 @@
 A backend offers a part by having its methods; nothing is registered. Without ``open_waiter``,
 ``lock()`` sleeps between attempts; without ``open_extend_channel``, heartbeats call ``extend``;
 without ``release_many``, many locks are released one after the other; without ``next_turn``, tasks
-come back after growing delays. Listing and health are in ``inspection``.
+come back after growing delays. Listing and health are in ``listing_and_health``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
 from syncguard._backend.required import LockBackend
+from syncguard._lock.handles import Acquired, AsyncAcquired
 from syncguard.errors import LockError
-from syncguard.handles import Acquired, AsyncAcquired
 from syncguard.types import ExtendResult, ReleaseResult, Signal
 
 
@@ -43,7 +43,7 @@ class Waiter(Protocol):
         """Leave. A wake-up that was not used goes to the next waiter."""
         ...
 
-    def forsake(self) -> None:
+    def undo(self) -> None:
         """Give back whatever the last attempt may have taken: its caller was interrupted."""
         ...
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from syncguard.disposal import Disposal
+from syncguard._lock.handles import Acquired, AsyncAcquired
+from syncguard._lock.release_on_exit import Disposal
 from syncguard.errors import LockError, invalid_argument
-from syncguard.handles import Acquired, AsyncAcquired
 from syncguard.types import (
     BackendCapabilities,
     Contended,

@@ -1,14 +1,14 @@
 """The Redis backend. Everything that is Redis's own lives in this package."""
 
-from syncguard.redis.async_client import AsyncRedisBackend
-from syncguard.redis.client import RedisBackend
 from syncguard.redis.client_options import impatient_options
-from syncguard.redis.configuration import REDIS_CAPABILITIES
-from syncguard.redis.server import (
+from syncguard.redis.config import REDIS_CAPABILITIES
+from syncguard.redis.health import (
     ServerReport,
     inspect_server,
     server_time_ms,
 )
+from syncguard.redis.redis_backend import RedisBackend
+from syncguard.redis.redis_backend_async import AsyncRedisBackend
 
 __all__ = [
     "REDIS_CAPABILITIES",

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from syncguard.dotted import import_dotted
+from syncguard.dotted_path import import_dotted
 from syncguard.redis.address import Address, parse
 
 DJANGO_CACHE: Final = "django.core.cache.backends.redis.RedisCache"

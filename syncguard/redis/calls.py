@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from syncguard._backend.inspection import LockPage
+from syncguard._backend.listing_and_health import LockPage
 from syncguard._backend.optional import Refusal, Turn
 from syncguard.constants import (
     CLEANUP_GUARD_MS,

@@ -9,7 +9,7 @@ from collections.abc import Generator
 from itertools import chain
 from typing import Any, Final, TypeVar
 
-from syncguard._backend.inspection import LockPage, Wanted
+from syncguard._backend.listing_and_health import LockPage, Wanted
 from syncguard.errors import invalid_argument
 from syncguard.keys import validate_count
 from syncguard.redis.calls import PAGE, Call, Calls

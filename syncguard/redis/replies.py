@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from syncguard._backend.inspection import LockPage
+from syncguard._backend.listing_and_health import LockPage
 from syncguard._backend.optional import Refusal, Turn
 from syncguard.clock import is_live, redis_server_time_ms
 from syncguard.constants import FENCE_MAX, FENCE_WARN, TIME_TOLERANCE_MS

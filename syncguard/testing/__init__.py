@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from syncguard.testing.server import RedisServer
+from syncguard.testing.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from syncguard.testing.conformance import BlockingFacade, LockBackendConformance, LoopThread

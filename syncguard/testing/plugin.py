@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from syncguard.testing.server import RedisServer
+from syncguard.testing.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from syncguard.redis import RedisBackend

@@ -14,9 +14,9 @@ from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from syncguard import normalize_and_validate_key
-from syncguard_django.configuration import DEFAULT_ALIAS, configuration
 from syncguard_django.fencing.fence_values import StaleFence, checked_fence
 from syncguard_django.models import FenceMark
+from syncguard_django.settings import DEFAULT_ALIAS, configuration
 
 
 def guard(key: str, fence: str, *, using: str = DEFAULT_ALIAS, database: str | None = None) -> None:

@@ -22,7 +22,7 @@ from syncguard.backend import (
     offers,
 )
 from syncguard.backends import read_location
-from syncguard.dotted import import_dotted
+from syncguard.dotted_path import import_dotted
 from syncguard.redis import AsyncRedisBackend, RedisBackend, inspect_server
 
 

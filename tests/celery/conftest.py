@@ -30,7 +30,7 @@ from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard_celery import current_fence, locked_task
 
-WORKSHOP = Path(__file__).parent / "workshop"
+WORKER_APP = Path(__file__).parent / "worker_app"
 PATIENCE_S = 30.0
 
 
@@ -60,14 +60,14 @@ class Worker:
         self.queue = queue or f"{pool}-{uuid.uuid4().hex[:8]}"
         self.log_file = folder / f"worker-{pool}-{uuid.uuid4().hex[:8]}.log"
         command = [
-            *(sys.executable, "-m", "celery", "-A", "workshop", "worker"),
+            *(sys.executable, "-m", "celery", "-A", "worker_app", "worker"),
             *("-P", pool, "-c", str(concurrency), "-Q", self.queue, "-n", f"{uuid.uuid4().hex}@h"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "DEBUG"),
             *options,
         ]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, cwd=WORKSHOP
+                command, stdout=log, stderr=subprocess.STDOUT, cwd=WORKER_APP
             )
 
     @property
@@ -129,7 +129,7 @@ def lock_server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture(scope="session")
-def workshop(
+def worker_app(
     broker: RedisServer, lock_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ModuleType]:
     """The app and its tasks, for publishing from here."""
@@ -140,14 +140,14 @@ def workshop(
         "WORKSHOP_NOTES": f"{base}/2",
         # redis-py 5 waits for ever otherwise.
         "WORKSHOP_LOCKS": f"{lock_server.url}?socket_timeout=5",
-        "WORKSHOP_FOLDER": str(tmp_path_factory.mktemp("workshop")),
+        "WORKER_APP_FOLDER": str(tmp_path_factory.mktemp("worker_app")),
         "PYTHONWARNINGS": "default",
     }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.syspath_prepend(str(WORKSHOP))
-        module = importlib.import_module("workshop")
+        patch.syspath_prepend(str(WORKER_APP))
+        module = importlib.import_module("worker_app")
         yield module
         gc.collect()  # results say good-bye to their server, which must still be there
         module.app.close()
@@ -156,7 +156,7 @@ def workshop(
 
 @pytest.fixture(scope="session")
 def start_worker(
-    workshop: ModuleType, tmp_path_factory: pytest.TempPathFactory
+    worker_app: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Worker]]:
     """Start further workers; all of them end with the session."""
     folder = tmp_path_factory.mktemp("logs")
@@ -217,12 +217,12 @@ def locks(lock_server: RedisServer) -> Iterator[RedisBackend]:
 class Scene:
     """One test's own name for its keys, notes and go-aheads."""
 
-    def __init__(self, workshop: ModuleType) -> None:
+    def __init__(self, worker_app: ModuleType) -> None:
         self.name = uuid.uuid4().hex
-        self.workshop = workshop
+        self.worker_app = worker_app
 
     def notes(self, name: str | None = None) -> list[dict[str, Any]]:
-        found = self.workshop.notes.lrange(f"notes:{name or self.name}", 0, -1)
+        found = self.worker_app.notes.lrange(f"notes:{name or self.name}", 0, -1)
         return [json.loads(line) for line in found]
 
     def events(self) -> list[str]:
@@ -239,11 +239,13 @@ class Scene:
         return matching[-1]
 
     def go(self) -> None:
-        self.workshop.notes.set(f"go:{self.name}", "1")
+        self.worker_app.notes.set(f"go:{self.name}", "1")
 
 
 @pytest.fixture
-def deliver_twice(prefork: Worker, workshop: ModuleType, broker: RedisServer) -> Callable[..., Any]:
+def deliver_twice(
+    prefork: Worker, worker_app: ModuleType, broker: RedisServer
+) -> Callable[..., Any]:
     """Publish a task once, and have the broker deliver the message twice."""
 
     def publish(task: Any, *args: object) -> Any:
@@ -261,8 +263,8 @@ def deliver_twice(prefork: Worker, workshop: ModuleType, broker: RedisServer) ->
 
 
 @pytest.fixture
-def scene(workshop: ModuleType) -> Iterator[Scene]:
-    scene = Scene(workshop)
+def scene(worker_app: ModuleType) -> Iterator[Scene]:
+    scene = Scene(worker_app)
     yield scene
     scene.go()  # nobody shall wait for a test that failed
 

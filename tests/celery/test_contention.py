@@ -13,16 +13,16 @@ from syncguard_celery import LockContended
 
 
 @pytest.fixture
-def occupied(prefork, workshop, scene):
+def occupied(prefork, worker_app, scene):
     """A task that is inside, and stays until it is told to go."""
-    result = workshop.visiting.apply_async((scene.name, True), queue=prefork.queue)
+    result = worker_app.visiting.apply_async((scene.name, True), queue=prefork.queue)
     scene.seen("enter")
     return result
 
 
-def test_only_one_at_a_time_and_nothing_is_lost(any_pool, workshop, scene):
+def test_only_one_at_a_time_and_nothing_is_lost(any_pool, worker_app, scene):
     results = [
-        workshop.visiting.apply_async((scene.name, False, 0.05), queue=any_pool.queue)
+        worker_app.visiting.apply_async((scene.name, False, 0.05), queue=any_pool.queue)
         for _ in range(4)
     ]
     fences = [result.get(timeout=60) for result in results]
@@ -31,9 +31,9 @@ def test_only_one_at_a_time_and_nothing_is_lost(any_pool, workshop, scene):
 
 
 def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(
-    prefork, workshop, scene, occupied, eventually
+    prefork, worker_app, scene, occupied, eventually
 ):
-    second = workshop.visiting.apply_async((scene.name,), queue=prefork.queue)
+    second = worker_app.visiting.apply_async((scene.name,), queue=prefork.queue)
     eventually(lambda: second.state == "RETRY")
     scene.go()
     assert second.get(timeout=30) == "000000000000002"
@@ -43,18 +43,18 @@ def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(
 
 
 def test_contention_does_not_use_up_the_tasks_own_retries(
-    prefork, workshop, scene, occupied, eventually
+    prefork, worker_app, scene, occupied, eventually
 ):
-    second = workshop.never_retrying.apply_async((scene.name,), queue=prefork.queue)
+    second = worker_app.never_retrying.apply_async((scene.name,), queue=prefork.queue)
     eventually(lambda: prefork.log.count(f"[{second.id}] found its lock held") >= 2)
     scene.go()
     assert second.get(timeout=30) == 0
 
 
 def test_the_time_that_a_task_waited_counts_from_its_first_attempt(
-    prefork, workshop, scene, occupied, eventually
+    prefork, worker_app, scene, occupied, eventually
 ):
-    second = workshop.visiting.apply_async((scene.name,), queue=prefork.queue)
+    second = worker_app.visiting.apply_async((scene.name,), queue=prefork.queue)
 
     def attempts():
         return prefork.log.count(f"[{second.id}] found its lock held")
@@ -70,48 +70,50 @@ def test_the_time_that_a_task_waited_counts_from_its_first_attempt(
     assert waited_ms >= at_least_ms
 
 
-def test_retrying_ends_with_the_contention_timeout(prefork, workshop, scene, occupied):
-    second = workshop.visiting_impatiently.apply_async((scene.name,), queue=prefork.queue)
+def test_retrying_ends_with_the_contention_timeout(prefork, worker_app, scene, occupied):
+    second = worker_app.visiting_impatiently.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockContended) as raised:
         second.get(timeout=30)
     assert raised.value.fence == "000000000000001"
 
 
-def test_a_skipped_task_returns_its_skip_result(prefork, workshop, scene, occupied):
-    second = workshop.skipping.apply_async((scene.name,), queue=prefork.queue)
+def test_a_skipped_task_returns_its_skip_result(prefork, worker_app, scene, occupied):
+    second = worker_app.skipping.apply_async((scene.name,), queue=prefork.queue)
     assert second.get(timeout=30) == "skipped"
     assert scene.events() == ["enter"]
 
 
-def test_a_skipped_task_leaves_the_holders_lock_alone(prefork, workshop, scene, occupied, locks):
-    workshop.skipping.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+def test_a_skipped_task_leaves_the_holders_lock_alone(prefork, worker_app, scene, occupied, locks):
+    worker_app.skipping.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
     assert locks.lookup(key=f"visit:{scene.name}").fence == "000000000000001"
 
 
-def test_a_skipped_step_does_not_hang_its_chain_group_or_chord(prefork, workshop, scene, occupied):
-    skipping = workshop.skipping.si(scene.name).set(queue=prefork.queue)
-    echo = workshop.gather.s("nothing").set(queue=prefork.queue)
+def test_a_skipped_step_does_not_hang_its_chain_group_or_chord(
+    prefork, worker_app, scene, occupied
+):
+    skipping = worker_app.skipping.si(scene.name).set(queue=prefork.queue)
+    echo = worker_app.gather.s("nothing").set(queue=prefork.queue)
     assert chain(skipping, echo).delay().get(timeout=30) is None
     assert group(skipping, skipping).delay().get(timeout=30) == ["skipped", "skipped"]
     assert chord([skipping, skipping], echo).delay().get(timeout=30) is None
 
 
-def test_a_waiting_task_is_woken_when_the_lock_is_free(prefork, workshop, scene, occupied):
-    second = workshop.waiting.apply_async((scene.name,), queue=prefork.queue)
+def test_a_waiting_task_is_woken_when_the_lock_is_free(prefork, worker_app, scene, occupied):
+    second = worker_app.waiting.apply_async((scene.name,), queue=prefork.queue)
     scene.go()
     assert second.get(timeout=30) == "000000000000002"
 
 
-def test_waiting_ends_with_the_contention_timeout(prefork, workshop, scene, occupied):
-    second = workshop.waiting_briefly.apply_async((scene.name,), queue=prefork.queue)
+def test_waiting_ends_with_the_contention_timeout(prefork, worker_app, scene, occupied):
+    second = worker_app.waiting_briefly.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockContended):
         second.get(timeout=30)
 
 
 def test_failing_says_who_holds_the_lock_and_for_how_long(
-    prefork, workshop, scene, occupied, locks
+    prefork, worker_app, scene, occupied, locks
 ):
-    second = workshop.failing.apply_async((scene.name,), queue=prefork.queue)
+    second = worker_app.failing.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockContended) as raised:
         second.get(timeout=30)
     assert raised.value.key_hash == locks.hash(f"visit:{scene.name}")
@@ -121,8 +123,8 @@ def test_failing_says_who_holds_the_lock_and_for_how_long(
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("skip", "chosen"), ("fail", LockContended)])
-def test_a_callable_chooses_per_call(prefork, workshop, scene, occupied, policy, outcome):
-    second = workshop.choosing.apply_async((scene.name, policy), queue=prefork.queue)
+def test_a_callable_chooses_per_call(prefork, worker_app, scene, occupied, policy, outcome):
+    second = worker_app.choosing.apply_async((scene.name, policy), queue=prefork.queue)
     if outcome is LockContended:
         with pytest.raises(LockContended):
             second.get(timeout=30)
@@ -130,30 +132,32 @@ def test_a_callable_chooses_per_call(prefork, workshop, scene, occupied, policy,
         assert second.get(timeout=30) == outcome
 
 
-def test_a_lock_under_an_existing_task_works_the_same(prefork, workshop, scene, occupied):
-    second = workshop.under_app_task.apply_async((scene.name,), queue=prefork.queue)
+def test_a_lock_under_an_existing_task_works_the_same(prefork, worker_app, scene, occupied):
+    second = worker_app.under_app_task.apply_async((scene.name,), queue=prefork.queue)
     assert second.get(timeout=30) == "skipped"
 
 
-def test_a_shared_task_is_locked_too(prefork, workshop, scene, occupied):
-    second = workshop.app.tasks["workshop.shared"].apply_async((scene.name,), queue=prefork.queue)
+def test_a_shared_task_is_locked_too(prefork, worker_app, scene, occupied):
+    second = worker_app.app.tasks["worker_app.shared"].apply_async(
+        (scene.name,), queue=prefork.queue
+    )
     scene.go()
     assert second.get(timeout=30) == "000000000000002"
 
 
-def test_without_a_key_there_is_no_lock(prefork, workshop, scene):
-    assert workshop.without_lock.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
+def test_without_a_key_there_is_no_lock(prefork, worker_app, scene):
+    assert worker_app.without_lock.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
 
 
-def test_the_holder_label_names_task_id_and_host(prefork, workshop, scene, occupied, locks):
+def test_the_holder_label_names_task_id_and_host(prefork, worker_app, scene, occupied, locks):
     from celery.utils.nodenames import gethostname
 
     label = locks.lookup(key=f"visit:{scene.name}").holder
-    assert label == f"workshop.visiting[{occupied.id}]@{gethostname()}"
+    assert label == f"worker_app.visiting[{occupied.id}]@{gethostname()}"
 
 
-def test_the_lock_stays_held_for_its_minimum(prefork, workshop, scene, locks):
-    task = workshop.holding_at_least
+def test_the_lock_stays_held_for_its_minimum(prefork, worker_app, scene, locks):
+    task = worker_app.holding_at_least
     assert task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
     info = locks.lookup(key=f"visit:{scene.name}")
     assert info.fence == "000000000000001"
@@ -161,22 +165,24 @@ def test_the_lock_stays_held_for_its_minimum(prefork, workshop, scene, locks):
         task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
 
 
-def test_the_minimum_holds_for_a_task_that_failed(prefork, workshop, scene, locks):
-    result = workshop.holding_at_least.apply_async((scene.name, True), queue=prefork.queue)
+def test_the_minimum_holds_for_a_task_that_failed(prefork, worker_app, scene, locks):
+    result = worker_app.holding_at_least.apply_async((scene.name, True), queue=prefork.queue)
     with pytest.raises(ValueError, match=scene.name):
         result.get(timeout=30)
     assert locks.is_locked(f"visit:{scene.name}")
 
 
-def test_a_time_limit_ends_the_waiting(prefork, workshop, scene, occupied):
-    second = workshop.waiting.apply_async((scene.name,), queue=prefork.queue, soft_time_limit=0.5)
+def test_a_time_limit_ends_the_waiting(prefork, worker_app, scene, occupied):
+    second = worker_app.waiting.apply_async((scene.name,), queue=prefork.queue, soft_time_limit=0.5)
     with pytest.raises(SoftTimeLimitExceeded):
         second.get(timeout=30)
 
 
-def test_a_chord_waits_for_a_header_task_that_meets_contention(prefork, workshop, scene, occupied):
-    visiting = workshop.visiting.si(scene.name).set(queue=prefork.queue)
-    body = workshop.gather.s(f"visit:{scene.name}").set(queue=prefork.queue)
+def test_a_chord_waits_for_a_header_task_that_meets_contention(
+    prefork, worker_app, scene, occupied
+):
+    visiting = worker_app.visiting.si(scene.name).set(queue=prefork.queue)
+    body = worker_app.gather.s(f"visit:{scene.name}").set(queue=prefork.queue)
     result = chord([visiting, visiting], body).delay()
     scene.go()
     assert result.get(timeout=60) is not None

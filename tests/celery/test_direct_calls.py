@@ -6,8 +6,8 @@ import threading
 import time
 
 import pytest
-from later import later
-from stand_ins import take_away
+from call_later import call_later
+from wrapped_backends import release_as_administrator
 
 from syncguard import LockError, LockLost
 from syncguard_celery import (
@@ -39,13 +39,13 @@ def test_a_direct_call_waits_no_longer_than_its_contention_timeout(settle, syncg
 
 
 def test_the_time_decides_how_long_to_wait_and_not_the_number_of_attempts(app, syncguard_backend):
-    @locked_task(app=app, name="patient", key="k", contention_timeout_ms=20_000)
-    def patient():
+    @locked_task(app=app, name="acquisition_within", key="k", contention_timeout_ms=20_000)
+    def acquisition_within():
         return current_fence()
 
     held = syncguard_backend.acquire("k", 20_000)
-    with later(2.2, held.release):  # the fifth attempt, at two a second
-        assert patient() == "000000000000002"
+    with call_later(2.2, held.release):  # the fifth attempt, at two a second
+        assert acquisition_within() == "000000000000002"
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
@@ -71,13 +71,13 @@ def test_who_skips_or_fails_does_not_wait(app, syncguard_backend, policy):
 
 
 def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
-    @locked_task(app=app, name="patient", key="invoice:{invoice_id}")
-    def patient(invoice_id):
+    @locked_task(app=app, name="acquisition_within", key="invoice:{invoice_id}")
+    def acquisition_within(invoice_id):
         return current_fence()
 
     held = syncguard_backend.acquire("invoice:42", 20_000)
-    with later(0.2, held.release):
-        assert patient(42) == "000000000000002"
+    with call_later(0.2, held.release):
+        assert acquisition_within(42) == "000000000000002"
 
 
 class TestEitherWay:
@@ -88,7 +88,7 @@ class TestEitherWay:
         def call(task):
             if request.param == "at once":
                 return task()
-            with later(0.2, syncguard_backend.acquire("k", 20_000).release):
+            with call_later(0.2, syncguard_backend.acquire("k", 20_000).release):
                 return task()
 
         return call
@@ -103,7 +103,7 @@ class TestEitherWay:
     def test_losing_it_interrupts(self, app, syncguard_backend, call):
         @locked_task(app=app, name="lose", key="k", ttl_ms=600)
         def lose():
-            take_away(syncguard_backend, "k")
+            release_as_administrator(syncguard_backend, "k")
             threading.Event().wait(10)
             survived.append("to the end")
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from celery import Task
-from stand_ins import Behind, take_away
+from wrapped_backends import WrappedBackend, release_as_administrator
 
 from syncguard import LockLost
 from syncguard.redis import RedisBackend
@@ -18,7 +18,7 @@ from syncguard_celery import (
     locked_task,
     task_lock_lost,
 )
-from syncguard_celery.luggage import key_digest
+from syncguard_celery.message_header import key_digest
 
 
 def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_backend):
@@ -54,7 +54,7 @@ def test_re_entering_a_lost_lock_raises(app, syncguard_backend):
         depths.append(depth)
         if depth:
             return None
-        take_away(syncguard_backend, "again")
+        release_as_administrator(syncguard_backend, "again")
         while not current_lock().lost:
             pass
         return again(1)
@@ -91,7 +91,7 @@ def test_a_task_that_runs_itself_inherits_from_itself(app):
 def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syncguard_backend):
     @locked_task(app=app, name="inner", key="inner")
     def inner():
-        take_away(syncguard_backend, "outer")
+        release_as_administrator(syncguard_backend, "outer")
         threading.Event().wait(20)
 
     @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000)
@@ -124,7 +124,7 @@ def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backe
 
     @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000, on_lost=on_lost)
     def outer():
-        take_away(syncguard_backend, "outer")
+        release_as_administrator(syncguard_backend, "outer")
         assert lost.wait(10)
         inner()
         ran.append("outer")
@@ -139,7 +139,7 @@ def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backe
 def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands(
     app, syncguard_backend, lost, moment
 ):
-    class Fateful(Behind):
+    class Fateful(WrappedBackend):
         """The outer lock is lost when the server has answered, and nobody knows the answer yet."""
 
         def acquire(self, *args, **options):
@@ -154,9 +154,9 @@ def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands
             return self.backend.release(*args, **options)
 
         def lose(self):
-            take_away(syncguard_backend, "outer")
+            release_as_administrator(syncguard_backend, "outer")
             assert lost.wait(10)
-            undisturbed.append(moment)
+            interrupts_disarmed.append(moment)
 
     @locked(key="inner", backend=Fateful(syncguard_backend), ttl_ms=20_000)
     def inner(): ...
@@ -166,10 +166,10 @@ def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands
         inner()
         survived.append("to the end")
 
-    undisturbed, survived = [], []
+    interrupts_disarmed, survived = [], []
     with pytest.raises(LockLost):
         outer()
-    assert undisturbed == [moment]
+    assert interrupts_disarmed == [moment]
     assert not survived
     assert not syncguard_backend.is_locked("inner")
 

@@ -15,11 +15,11 @@ from celery import Celery, Task
 from syncguard import AcquisitionTimeout, InvalidArgument, LockError, ShortTTLWarning
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard_celery import LockContended, locked, locked_task
-from syncguard_celery.backends import backend_of
-from syncguard_celery.calls import MARK, locked_function
-from syncguard_celery.labels import holder_label, task_id_in
-from syncguard_celery.misspelling import refuse_misspelt
+from syncguard_celery.configured_backends import backend_of
+from syncguard_celery.holder_label import holder_label, task_id_in
+from syncguard_celery.misspelt_options import refuse_misspelt
 from syncguard_celery.options import LockOptions
+from syncguard_celery.task_call import MARK, locked_function
 
 
 @pytest.fixture

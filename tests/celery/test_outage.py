@@ -18,8 +18,8 @@ OUTAGE_S = 10.0 if TASKS >= 100 else 6.0
 
 
 @pytest.fixture
-def outages(workshop):
-    return importlib.import_module("outages")
+def outage_tasks(worker_app):
+    return importlib.import_module("outage_tasks")
 
 
 def publish(task, worker, scene, **options):
@@ -32,11 +32,11 @@ def assert_each_ran_once(results, scene):
 
 
 def test_a_redis_that_does_not_answer_for_a_while_costs_no_task(
-    prefork, outages, scene, lock_server, eventually
+    prefork, outage_tasks, scene, lock_server, eventually
 ):
     with lock_server.paused():
         began = time.monotonic()
-        results = publish(outages.settling, prefork, scene)
+        results = publish(outage_tasks.settling, prefork, scene)
         eventually(lambda: any(result.state == "RETRY" for result in results))
         time.sleep(max(0.0, began + OUTAGE_S - time.monotonic()))
         assert not scene.notes()
@@ -44,11 +44,11 @@ def test_a_redis_that_does_not_answer_for_a_while_costs_no_task(
 
 
 def test_a_redis_that_is_killed_and_restarted_costs_no_task(
-    prefork, outages, scene, lock_server, eventually
+    prefork, outage_tasks, scene, lock_server, eventually
 ):
     lock_server.kill()
     try:
-        results = publish(outages.settling_or_skipping, prefork, scene)
+        results = publish(outage_tasks.settling_or_skipping, prefork, scene)
         eventually(lambda: all(result.state == "RETRY" for result in results))
     finally:
         lock_server.restart()
@@ -56,14 +56,16 @@ def test_a_redis_that_is_killed_and_restarted_costs_no_task(
 
 
 def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
-    start_worker, outages, scene, monkeypatch
+    start_worker, outage_tasks, scene, monkeypatch
 ):
     with RedisServer() as shared:
         monkeypatch.setenv("WORKSHOP_BROKER", shared.url)
         monkeypatch.setenv("WORKSHOP_LOCKS", f"{shared.url}?socket_timeout=5")
         worker = start_worker("prefork", 2)
         with kombu.Connection(shared.url) as connection:
-            results = publish(outages.settling_or_skipping, worker, scene, connection=connection)
+            results = publish(
+                outage_tasks.settling_or_skipping, worker, scene, connection=connection
+            )
         with shared.paused():
             time.sleep(OUTAGE_S)  # the length of the outage
         assert [result.get(timeout=100) for result in results] == list(range(TASKS))
@@ -72,10 +74,10 @@ def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
     assert {line["number"] for line in scene.notes()} == set(range(TASKS))
 
 
-def test_a_task_that_is_to_fail_fails_at_once(prefork, outages, scene, lock_server):
+def test_a_task_that_is_to_fail_fails_at_once(prefork, outage_tasks, scene, lock_server):
     lock_server.kill()
     try:
-        result = outages.giving_up.apply_async((scene.name,), queue=prefork.queue)
+        result = outage_tasks.giving_up.apply_async((scene.name,), queue=prefork.queue)
         with pytest.raises(LockError) as raised:
             result.get(timeout=30)
     finally:
@@ -83,11 +85,11 @@ def test_a_task_that_is_to_fail_fails_at_once(prefork, outages, scene, lock_serv
     assert raised.value.code == "ServiceUnavailable"
 
 
-def test_a_publisher_is_told(outages, scene, lock_server):
+def test_a_publisher_is_told(outage_tasks, scene, lock_server):
     lock_server.kill()
     try:
         with pytest.raises(LockError) as raised:
-            outages.queued_once.delay(scene.name)
+            outage_tasks.queued_once.delay(scene.name)
     finally:
         lock_server.restart()
     assert raised.value.code == "ServiceUnavailable"

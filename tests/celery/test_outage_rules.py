@@ -11,17 +11,17 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import after_task_publish
 from kombu.exceptions import OperationalError
-from stand_ins import Behind, Forgetful, take_away
+from wrapped_backends import FailsSomeAdoptions, WrappedBackend, release_as_administrator
 
 from syncguard import LockError, LockLost
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard_celery import current_fence, locked_task, outage, republishing
-from syncguard_celery.labels import holder_label
-from syncguard_celery.luggage import HEADER
+from syncguard_celery.holder_label import holder_label
+from syncguard_celery.message_header import HEADER
 
 
-class Failing(Behind):
+class Failing(WrappedBackend):
     """Answers the next attempts with this error, and counts all of them."""
 
     def __init__(self, backend, code="ServiceUnavailable", failures=99):
@@ -267,13 +267,17 @@ class TestOutsideOfWorkers:
             make(Failing(syncguard_backend), at="publish").delay()
 
     def test_a_lost_lock_is_raised(self, make, syncguard_backend):
-        task = make(syncguard_backend, lambda: take_away(syncguard_backend, "k"), on_lost="retry")
+        task = make(
+            syncguard_backend,
+            lambda: release_as_administrator(syncguard_backend, "k"),
+            on_lost="retry",
+        )
         with pytest.raises(LockLost):
             task()
 
 
 def test_the_publish_time_lock_goes_on(app, deliver, syncguard_backend, clock):
-    backend = Forgetful(syncguard_backend, failures=1)
+    backend = FailsSomeAdoptions(syncguard_backend, failures=1)
     task = locked_task(app=app, name="once", key="k", backend=backend, at="publish")(current_fence)
     task.delay()
     assert deliver().state == "RETRY"
@@ -317,7 +321,7 @@ class TestLost:
         def body():
             if len(runs) < times:
                 runs.append(1)
-                take_away(backend, "k")
+                release_as_administrator(backend, "k")
                 if error is not None:
                     raise error
             return "done"
@@ -360,7 +364,7 @@ class TestLost:
         @locked_task(app=app, key="k", backend=syncguard_backend, on_lost="retry", bind=True)
         def retrying(self):
             if self.request.retries == 0:
-                take_away(syncguard_backend, "k")
+                release_as_administrator(syncguard_backend, "k")
                 raise self.retry(countdown=0)
             return "done"
 
@@ -425,7 +429,9 @@ class TestTheBrokerIsDownToo:
         self, app, make, broker, syncguard_backend, monkeypatch
     ):
         monkeypatch.setattr(republishing, "_PAUSE_S", 2.0)
-        task = make(Forgetful(syncguard_backend, 1), at="publish", unavailable_timeout_ms=1_000)
+        task = make(
+            FailsSomeAdoptions(syncguard_backend, 1), at="publish", unavailable_timeout_ms=1_000
+        )
         lock_id = syncguard_backend.acquire("k", holder=holder_label("outage", "0b7c")).lock_id
         broker.kill()
         request = {"id": "0b7c", HEADER: {"lock": lock_id}, "is_eager": False}

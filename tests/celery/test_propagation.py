@@ -6,11 +6,11 @@ import pytest
 from celery import chain, chord, group
 
 from syncguard_celery import current_fence, current_lock, inherited_fence
-from syncguard_celery.luggage import HEADER, MAX_FENCES, key_digest, merged
+from syncguard_celery.message_header import HEADER, MAX_FENCES, key_digest, merged
 
 
 @pytest.fixture
-def family(prefork, workshop, scene, monkeypatch):
+def family(prefork, worker_app, scene, monkeypatch):
     """Everything that the tasks publish goes to the worker, too."""
     key = f"family:{scene.name}"
 
@@ -31,59 +31,59 @@ def default_worker(start_worker):
 
 
 @pytest.mark.parametrize("how", ["child", "called", "grandchild", "group", "chord", "replace"])
-def test_what_a_task_publishes_inherits_its_fence(family, workshop, scene, how):
-    family(workshop.parent.s(scene.name, how)).delay()
+def test_what_a_task_publishes_inherits_its_fence(family, worker_app, scene, how):
+    family(worker_app.parent.s(scene.name, how)).delay()
     times = {"group": 2, "chord": 3}.get(how, 1)
     assert family.inherited(times)["inherited"] == "000000000000001"
 
 
-def test_links_and_chain_steps_inherit_although_the_lock_is_let_go(family, workshop, scene):
-    step = family(workshop.child.si(family.key))
-    parent = family(workshop.parent.si(scene.name, "nothing"))
+def test_links_and_chain_steps_inherit_although_the_lock_is_let_go(family, worker_app, scene):
+    step = family(worker_app.child.si(family.key))
+    parent = family(worker_app.parent.si(scene.name, "nothing"))
     assert chain(parent, step).delay().get(timeout=30) == "000000000000001"
     parent.apply_async(link=step)
     assert family.inherited(2)["inherited"] == "000000000000002"
 
 
-def test_the_body_of_a_chord_of_locked_tasks_inherits(family, workshop, scene):
-    parent = family(workshop.parent.si(scene.name, "nothing"))
-    body = family(workshop.gather.s(family.key))
+def test_the_body_of_a_chord_of_locked_tasks_inherits(family, worker_app, scene):
+    parent = family(worker_app.parent.si(scene.name, "nothing"))
+    body = family(worker_app.gather.s(family.key))
     assert chord([parent], body).delay().get(timeout=30) == "000000000000001"
 
 
-def test_a_fence_passes_through_tasks_without_locks(family, workshop, scene):
-    parent = family(workshop.parent.si(scene.name, "nothing"))
-    chain(parent, family(workshop.middle.s(family.key))).delay().get(timeout=30)
+def test_a_fence_passes_through_tasks_without_locks(family, worker_app, scene):
+    parent = family(worker_app.parent.si(scene.name, "nothing"))
+    chain(parent, family(worker_app.middle.s(family.key))).delay().get(timeout=30)
     assert family.inherited()["inherited"] == "000000000000001"
 
 
-def test_the_header_holds_no_key_and_no_lock_id(family, workshop, scene):
-    family(workshop.parent.s(scene.name)).delay()
+def test_the_header_holds_no_key_and_no_lock_id(family, worker_app, scene):
+    family(worker_app.parent.s(scene.name)).delay()
     header = family.inherited()["header"]
     assert header == {"fences": {key_digest(family.key): "000000000000001"}}
     assert scene.name not in str(header)
 
 
-def test_it_works_beside_integrations_that_rewrite_headers(family, workshop, scene):
-    step = family(workshop.child.si(family.key)).set(task_id=f"rewritten-{scene.name}")
-    parent = family(workshop.parent.si(scene.name, "nothing"))
+def test_it_works_beside_integrations_that_rewrite_headers(family, worker_app, scene):
+    step = family(worker_app.child.si(family.key)).set(task_id=f"rewritten-{scene.name}")
+    parent = family(worker_app.parent.si(scene.name, "nothing"))
     parent.apply_async(link=step)
     assert family.inherited()["inherited"] == "000000000000001"
 
 
-def test_a_task_that_nobody_locked_inherits_nothing(family, workshop):
-    assert family(workshop.child.s(family.key)).delay().get(timeout=30) is None
+def test_a_task_that_nobody_locked_inherits_nothing(family, worker_app):
+    assert family(worker_app.child.s(family.key)).delay().get(timeout=30) is None
 
 
-def test_a_header_that_is_handed_on_by_hand_carries_nothing(family, workshop, scene, broker):
+def test_a_header_that_is_handed_on_by_hand_carries_nothing(family, worker_app, scene, broker):
     queue = f"aside-{scene.name}"
-    workshop.child.apply_async((family.key,), queue=queue, headers={HEADER: {"lock": "x" * 22}})
+    worker_app.child.apply_async((family.key,), queue=queue, headers={HEADER: {"lock": "x" * 22}})
     with broker.client() as client:
         assert b"x" * 22 not in client.lpop(queue)
 
 
-def test_nested_tasks_on_one_key_are_re_entrant(family, workshop, scene):
-    fences = family(workshop.outer.s(scene.name)).delay().get(timeout=30)
+def test_nested_tasks_on_one_key_are_re_entrant(family, worker_app, scene):
+    fences = family(worker_app.outer.s(scene.name)).delay().get(timeout=30)
     assert fences == ["000000000000001"] * 4
 
 
@@ -110,30 +110,32 @@ class TestEager:
     """``task_always_eager`` publishes nothing: what would have inherited still does."""
 
     @pytest.fixture(autouse=True)
-    def eager(self, workshop):
-        workshop.app.conf.task_always_eager = True
+    def eager(self, worker_app):
+        worker_app.app.conf.task_always_eager = True
         yield
-        workshop.app.conf.task_always_eager = False
+        worker_app.app.conf.task_always_eager = False
 
     @pytest.mark.parametrize("how", ["child", "grandchild", "group"])
-    def test_children_inherit(self, workshop, scene, how):
-        workshop.parent.delay(scene.name, how)
+    def test_children_inherit(self, worker_app, scene, how):
+        worker_app.parent.delay(scene.name, how)
         notes = [n for n in scene.notes(f"family:{scene.name}") if n["event"] == "inherited"]
         assert {n["inherited"] for n in notes} == {"000000000000001"}
 
-    def test_links_inherit(self, workshop, scene):
+    def test_links_inherit(self, worker_app, scene):
         key = f"family:{scene.name}"
-        workshop.parent.apply_async((scene.name, "nothing"), link=workshop.child.si(key))
+        worker_app.parent.apply_async((scene.name, "nothing"), link=worker_app.child.si(key))
         assert scene.notes(key)[-1]["inherited"] == "000000000000001"
 
-    def test_retries_inherit(self, workshop, scene):
-        assert workshop.retrying.delay(scene.name).get() == 2
+    def test_retries_inherit(self, worker_app, scene):
+        assert worker_app.retrying.delay(scene.name).get() == 2
         entered = [line for line in scene.notes() if line["event"] == "enter"]
         assert [line["inherited"] for line in entered] == [None, *[f"{n:015d}" for n in (1, 2)]]
 
-    def test_nested_tasks_are_re_entrant(self, workshop, scene):
-        assert workshop.outer.delay(scene.name).get() == ["000000000000001"] * 4
+    def test_nested_tasks_are_re_entrant(self, worker_app, scene):
+        assert worker_app.outer.delay(scene.name).get() == ["000000000000001"] * 4
 
-    def test_groups_of_locked_tasks_run(self, workshop, scene):
-        results = group(workshop.visiting.s(scene.name), workshop.visiting.s(scene.name)).delay()
+    def test_groups_of_locked_tasks_run(self, worker_app, scene):
+        results = group(
+            worker_app.visiting.s(scene.name), worker_app.visiting.s(scene.name)
+        ).delay()
         assert results.get() == ["000000000000001", "000000000000002"]

@@ -87,20 +87,24 @@ def answers(url: str, server: subprocess.Popen[bytes], log: Path) -> bool:
 
 
 def test_locks_fences_and_publish_time_locks_work_with_rabbitmq(
-    rabbitmq: str, workshop: ModuleType
+    rabbitmq: str, worker_app: ModuleType
 ) -> None:
     # In processes of their own: the app of this one talks to Redis.
     queue = f"rabbit-{uuid.uuid4().hex}"
     environment = {**os.environ, "WORKSHOP_BROKER": rabbitmq, "WORKSHOP_QUEUE": queue}
-    folder = os.path.dirname(str(workshop.__file__))
+    folder = os.path.dirname(str(worker_app.__file__))
     worker = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-A", "workshop", "worker", "-P", "solo", "-Q", queue],
+        [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "-P", "solo", "-Q", queue],
         cwd=folder,
         env=environment,
     )
     try:
         subprocess.run(
-            [sys.executable, "rabbit.py"], cwd=folder, env=environment, check=True, timeout=60
+            [sys.executable, "rabbitmq_client.py"],
+            cwd=folder,
+            env=environment,
+            check=True,
+            timeout=60,
         )
     finally:
         worker.terminate()
@@ -109,7 +113,7 @@ def test_locks_fences_and_publish_time_locks_work_with_rabbitmq(
 
 def test_what_a_killed_worker_left_is_delivered_again_and_has_a_higher_fence(
     rabbitmq: str,
-    workshop: ModuleType,
+    worker_app: ModuleType,
     scene: Any,
     start_worker: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +121,7 @@ def test_what_a_killed_worker_left_is_delivered_again_and_has_a_higher_fence(
     monkeypatch.setenv("WORKSHOP_BROKER", rabbitmq)
     worker = start_worker("prefork", 1)
     with kombu.Connection(rabbitmq) as connection:
-        result = workshop.surviving.apply_async(
+        result = worker_app.surviving.apply_async(
             (scene.name,), queue=worker.queue, connection=connection
         )
     entered = scene.seen("enter")

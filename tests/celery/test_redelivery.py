@@ -9,7 +9,7 @@ import signal
 import celery
 import kombu
 import pytest
-from stand_ins import take_away
+from wrapped_backends import release_as_administrator
 
 from syncguard import LockLost
 from syncguard.testing import RedisServer
@@ -18,8 +18,8 @@ KILLS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "4"))
 
 
 @pytest.fixture
-def deliveries(workshop):
-    return importlib.import_module("deliveries")
+def redelivered_tasks(worker_app):
+    return importlib.import_module("redelivered_tasks")
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def two_workers(start_worker, scene, monkeypatch, eventually):
             result = task.apply_async((scene.name,), queue=first.queue, connection=connection)
         scene.seen("begin")
         monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
-        eventually(lambda: scene.workshop.unacked_for(result.id, broker.url) > 1.5)
+        eventually(lambda: scene.worker_app.unacked_for(result.id, broker.url) > 1.5)
         second = start_worker("prefork", 1, queue=first.queue)
         started.append(second)
         return first, second, result
@@ -50,11 +50,11 @@ def two_workers(start_worker, scene, monkeypatch, eventually):
             worker.stop()
 
 
-def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
+def test_kill_9_loses_no_task_that_would_skip(doomed, redelivered_tasks, scene):
     names = [f"{scene.name}-{n}" for n in range(KILLS)]
     for name in names:
-        scene.workshop.notes.set(f"go:{name}", "1")
-    task = deliveries.killed_late
+        scene.worker_app.notes.set(f"go:{name}", "1")
+    task = redelivered_tasks.killed_late
     results = [task.apply_async((name, True), queue=doomed.queue) for name in names]
     assert all(result.get(timeout=100).startswith("done") for result in results)
     for name in names:
@@ -63,9 +63,9 @@ def test_kill_9_loses_no_task_that_would_skip(doomed, deliveries, scene):
 
 
 def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
-    two_workers, deliveries, scene, eventually
+    two_workers, redelivered_tasks, scene, eventually
 ):
-    _, second, result = two_workers(deliveries.skipping_late)
+    _, second, result = two_workers(redelivered_tasks.skipping_late)
     eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
     assert result.state == "PENDING"
     scene.go()
@@ -76,9 +76,9 @@ def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
 
 
 def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
-    two_workers, deliveries, scene, eventually
+    two_workers, redelivered_tasks, scene, eventually
 ):
-    first, second, result = two_workers(deliveries.killed_late)
+    first, second, result = two_workers(redelivered_tasks.killed_late)
     eventually(lambda: second.log.count(f"[{result.id}] ignored") >= 2)
     first.kill_all()
     scene.go()
@@ -87,10 +87,10 @@ def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
 
 
 def test_the_first_is_shut_down_and_the_work_is_not_lost(
-    two_workers, deliveries, scene, eventually
+    two_workers, redelivered_tasks, scene, eventually
 ):
     """It releases its lock in order, and yet has not ended."""
-    first, second, result = two_workers(deliveries.skipping_late)
+    first, second, result = two_workers(redelivered_tasks.skipping_late)
     eventually(lambda: f"[{result.id}] ignored" in second.log)
     first.signal(signal.SIGQUIT)
     first.wait()
@@ -99,15 +99,17 @@ def test_the_first_is_shut_down_and_the_work_is_not_lost(
 
 
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="retry_on_worker_lost is of Celery 5.7")
-def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(doomed, deliveries, scene):
+def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(
+    doomed, redelivered_tasks, scene
+):
     scene.go()
-    task = deliveries.retried_by_the_worker
+    task = redelivered_tasks.retried_by_the_worker
     result = task.apply_async((scene.name, True), queue=doomed.queue)
     assert result.get(timeout=60) == "done with 000000000000002"
 
 
-def test_two_publications_with_one_id_are_contention(prefork, deliveries, scene):
-    task, task_id = deliveries.skipping_late, scene.name
+def test_two_publications_with_one_id_are_contention(prefork, redelivered_tasks, scene):
+    task, task_id = redelivered_tasks.skipping_late, scene.name
     task.apply_async((scene.name,), task_id=task_id, queue=prefork.queue)
     scene.seen("begin")
     second = task.apply_async((scene.name,), task_id=task_id, queue=prefork.queue)
@@ -115,17 +117,17 @@ def test_two_publications_with_one_id_are_contention(prefork, deliveries, scene)
 
 
 def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
-    prefork, deliveries, scene, locks
+    prefork, redelivered_tasks, scene, locks
 ):
-    result = deliveries.retried_when_lost.apply_async((scene.name,), queue=prefork.queue)
+    result = redelivered_tasks.retried_when_lost.apply_async((scene.name,), queue=prefork.queue)
     scene.seen("begin")
-    take_away(locks, f"delivery:{scene.name}")
+    release_as_administrator(locks, f"delivery:{scene.name}")
     assert result.get(timeout=60) == 1
     assert [line["retries"] for line in scene.notes()] == [0, 1]
 
 
-def test_a_task_that_always_hangs_is_not_delivered_for_ever(prefork, deliveries, scene):
-    result = deliveries.hanging_always.apply_async((scene.name,), queue=prefork.queue)
+def test_a_task_that_always_hangs_is_not_delivered_for_ever(prefork, redelivered_tasks, scene):
+    result = redelivered_tasks.hanging_always.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockLost):
         result.get(timeout=60)
     assert scene.events() == ["begin", "begin"]

@@ -10,14 +10,14 @@ import pytest
 from celery import states
 from celery.app.task import Context
 from kombu.exceptions import OperationalError
-from stand_ins import Behind, take_away
+from wrapped_backends import WrappedBackend, release_as_administrator
 
 from syncguard import LockError
 from syncguard_celery import LockContended, current_fence, locked, locked_task, redelivery
-from syncguard_celery.calls import Call
-from syncguard_celery.labels import holder_label, is_delivered_again, task_id_in
-from syncguard_celery.luggage import HEADER, key_digest
+from syncguard_celery.holder_label import holder_label, is_delivered_again, task_id_in
+from syncguard_celery.message_header import HEADER, key_digest
 from syncguard_celery.redelivery import is_copy, is_own_delivery
+from syncguard_celery.task_call import Call
 
 TTL_MS = 60_000
 DIGEST = key_digest("k")
@@ -210,7 +210,7 @@ class TestTheFirstIsGone:
 
     @pytest.mark.usefixtures("seen")
     def test_somebody_else_holds_the_lock_now(self, deliver, syncguard_backend, clock):
-        take_away(syncguard_backend, "k")
+        release_as_administrator(syncguard_backend, "k")
         with syncguard_backend.acquire("k", TTL_MS, holder="somebody else"):
             clock.ahead_ms = TTL_MS
             traced = deliver()
@@ -221,7 +221,7 @@ class TestTheFirstIsGone:
     ):
         """What was seen may have been this task's own attempt, whose answer was lost."""
 
-        class Silent(Behind):
+        class Silent(WrappedBackend):
             def lookup(self, **_options):
                 raise LockError("NetworkTimeout")
 
@@ -323,7 +323,7 @@ def test_each_lock_of_a_task_is_watched_by_itself(app, deliver, syncguard_backen
 
 
 class TestWhoseLockItIs:
-    def call(self, app, retries=0, redelivered=False, luggage=None, **attributes):
+    def call(self, app, retries=0, redelivered=False, header=None, **attributes):
         @app.task(name="some", shared=False, **attributes)
         def some(): ...
 
@@ -332,7 +332,7 @@ class TestWhoseLockItIs:
             retries=retries,
             called_directly=False,
             delivery_info={"redelivered": redelivered},
-            **{HEADER: luggage or {}},
+            **{HEADER: header or {}},
         )
         return Call(some.name, app.tasks["some"], context, app)
 
@@ -356,7 +356,7 @@ class TestWhoseLockItIs:
         assert is_copy(lost)
 
     def test_a_retry_of_its_own_is_no_copy(self, app):
-        assert not is_copy(self.call(app, 1, luggage={"after": {}}, retry_on_worker_lost=True))
+        assert not is_copy(self.call(app, 1, header={"after": {}}, retry_on_worker_lost=True))
 
     def test_a_direct_call_is_no_copy(self, app):
         assert not is_copy(Call("some", None, None, app))

@@ -13,9 +13,9 @@ KEYS, TASKS, DYING = 10, 200, 12
 
 
 @pytest.fixture
-def rows(workshop):
+def rows(worker_app):
     """A row per key, fenced, that remembers every change."""
-    with contextlib.closing(sqlite3.connect(workshop.rows_file(), isolation_level=None)) as rows:
+    with contextlib.closing(sqlite3.connect(worker_app.rows_file(), isolation_level=None)) as rows:
         rows.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, fence TEXT)")
         rows.execute("CREATE TABLE history (number INTEGER, was TEXT, became TEXT)")
         rows.execute(
@@ -27,11 +27,11 @@ def rows(workshop):
 
 
 @pytest.mark.rounds
-def test_two_workers_and_kill_9(start_worker, workshop, scene, rows, eventually):
+def test_two_workers_and_kill_9(start_worker, worker_app, scene, rows, eventually):
     first = start_worker("prefork", 4)
     second = start_worker("prefork", 4, queue=first.queue)
     results = [
-        workshop.stress.apply_async(
+        worker_app.stress.apply_async(
             (scene.name, job % KEYS, job, job % (TASKS // DYING) == 5), queue=first.queue
         )
         for job in range(TASKS)

@@ -210,7 +210,7 @@ def test_10000_locks_are_100_a_page(viewer):
 
 @pytest.mark.usefixtures("many_locks")
 def test_more_locks_than_are_read_is_said(viewer, monkeypatch):
-    monkeypatch.setattr("syncguard_django.inspection.LISTED_AT_MOST", 500)
+    monkeypatch.setattr("syncguard_django.live_locks.LISTED_AT_MOST", 500)
     assert "Only the 500 that expire soonest were sorted and searched" in page(viewer, o="3")
 
 
@@ -366,7 +366,7 @@ def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, rel
 
 
 def test_a_lock_that_no_search_would_reach_can_be_released(backend, releaser, monkeypatch):
-    monkeypatch.setattr("syncguard_django.inspection.LISTED_AT_MOST", 1)
+    monkeypatch.setattr("syncguard_django.live_locks.LISTED_AT_MOST", 1)
     for number in range(3):
         backend.acquire(f"k{number}", ttl_ms=60_000 + number)
     assert releaser.get(RELEASE, holder_of(backend.lookup(key="k2"))).status_code == 200

@@ -168,7 +168,7 @@ def test_without_the_package_nothing_of_it_is_imported():
     code = (
         "import sys; sys.modules['rest_framework'] = None\n"
         "import django; django.setup()\n"
-        "from syncguard_django.refusals import refusal\n"
+        "from syncguard_django.locked_response import refusal\n"
         "assert refusal(print, (), {}, 3).status_code == 423\n"
         "assert 'syncguard_django.rest_framework' not in sys.modules\n"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from syncguard import LockError
 from syncguard.redis import RedisBackend, ServerReport, inspect_server, server_time_ms
-from syncguard.redis.server import read_report
+from syncguard.redis.health import read_report
 from syncguard.testing import RedisServer
 
 HEALTHY = ServerReport(

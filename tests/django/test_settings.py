@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from syncguard import Acquisition
 from syncguard.redis import RedisBackend
 from syncguard_django import locks
-from syncguard_django.configuration import configuration, read
+from syncguard_django.settings import configuration, read
 
 
 def read_default(caches=None, **entry):

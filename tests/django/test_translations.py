@@ -16,7 +16,7 @@ from testsite.visits import RELEASE, holder_of, page, visitor
 
 import syncguard_django
 from syncguard_django import locks
-from syncguard_django.cells import words
+from syncguard_django.admin_cells import words
 
 PACKAGE = Path(syncguard_django.__file__).parent
 LANGUAGES = ("de", "es", "fr")

@@ -14,7 +14,7 @@ from django.test import Client, RequestFactory, override_settings
 from testsite.views import AT_ONCE
 
 from syncguard import LockError, LockLost, current_lock
-from syncguard_django import LockOrderWarning, lock_order, locked, locks
+from syncguard_django import LockOrderWarning, lock_order_warning, locked, locks
 
 pytest.importorskip("rest_framework", reason="Django REST framework is not installed")
 
@@ -28,7 +28,7 @@ ASYNC = ["async", "async_method", "async_dispatch"]
 @pytest.fixture
 def site(settings, backend, transactional_db, monkeypatch):
     settings.ROOT_URLCONF = "testsite.transaction_views"
-    monkeypatch.setattr(lock_order, "_warned", set())
+    monkeypatch.setattr(lock_order_warning, "_warned", set())
     views.in_hooks.clear()
     views.before.clear()
     return backend

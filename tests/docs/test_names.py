@@ -124,7 +124,7 @@ def parameters(thing: object) -> set[str]:
 
 
 def settings_keys() -> set[str]:
-    from syncguard_django.configuration import KNOWN, SETTING
+    from syncguard_django.settings import KNOWN, SETTING
 
     return {*KNOWN, SETTING}
 
@@ -236,14 +236,14 @@ def test_a_misspelt_name_is_found(misspelt):
 
 
 def test_the_settings_page_lists_every_key_with_its_default():
-    from syncguard_django.configuration import KNOWN
+    from syncguard_django.settings import KNOWN
 
     rows = re.findall(r"^\| `([A-Z_]+)` \|", (DOCS / "reference/settings.md").read_text(), re.M)
     assert sorted(rows) == sorted(KNOWN)
 
 
 def test_the_example_of_the_settings_page_is_accepted():
-    from syncguard_django.configuration import read
+    from syncguard_django.settings import read
 
     names: dict[str, object] = {}
     exec(blocks_of("run", DOCS / "reference/settings.md")[0].text, names)  # noqa: S102 - our own page
@@ -259,9 +259,9 @@ def test_the_commands_page_lists_every_option(command):
 
 
 def test_the_commands_page_shows_what_the_command_prints():
-    from syncguard.redis.server import read_health
-    from syncguard_django.inspection import AliasHealth, LiveLock
-    from syncguard_django.rendering import both_hashes, health_lines, table
+    from syncguard.redis.health import read_health
+    from syncguard_django.live_locks import AliasHealth, LiveLock
+    from syncguard_django.status_output import both_hashes, health_lines, table
 
     hashes = ("f6c338bb1ef1e6f97948aae5", "7a949f234ebb7c49ead7c2d5")
     info = LockInfo(*hashes, 30_000, 0, "000000000000034", "shop.tasks.settle[c1f5]@web1")

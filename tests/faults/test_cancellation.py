@@ -13,7 +13,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from syncguard import Acquisition, LockError, aio, cancellation
+from syncguard import Acquisition, LockError, aio
+from syncguard._lock import cancellation
 from syncguard.redis import AsyncRedisBackend
 from syncguard.testing import RedisServer
 
@@ -76,7 +77,7 @@ def test_a_cancelled_call_takes_no_connection_with_it(
 ) -> None:
     """Else cancellations would use the pool up, and nothing in the process could go on."""
     # The kept connection is looked at first only where it lay for long.
-    monkeypatch.setattr("syncguard.redis.async_wire.FRESH_FOR_S", 0.0)
+    monkeypatch.setattr("syncguard.redis._transport.runner_async.FRESH_FOR_S", 0.0)
 
     async def main() -> None:
         async with backend_on(syncguard_redis) as backend:

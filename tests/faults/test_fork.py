@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable
 
 import pytest
-from patience import TTL_MS, wait_until, wait_until_extended
+from wait_until import TTL_MS, wait_until, wait_until_extended
 
 from syncguard import Acquisition, LockError, LockEvent, lock, with_telemetry
 from syncguard.redis import RedisBackend
-from syncguard.redis.connections import wire_pool
-from syncguard.redis.waiting import Listeners
+from syncguard.redis._transport.connections import runner_pool
+from syncguard.redis.waiter import Listeners
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -150,7 +150,7 @@ def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) 
 
 
 def test_the_parents_waiters_take_no_place_in_the_child(backend: RedisBackend) -> None:
-    pool = wire_pool(backend._client)
+    pool = runner_pool(backend._client)
     assert pool is not None
     listeners = Listeners()
     listeners._inside = set(range(pool.max_connections))

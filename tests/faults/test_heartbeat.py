@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing
 import pytest
 import redis
 from clients import backend_on
-from patience import TTL_MS, results_of_extensions, wait_until, wait_until_extended
 from relay import Relay
+from wait_until import TTL_MS, results_of_extensions, wait_until, wait_until_extended
 
 from syncguard import (
     ExtendResult,
@@ -20,15 +20,13 @@ from syncguard import (
     LockEvent,
     LockLost,
     generate_lock_id,
-    heartbeat,
-    heartbeat_thread,
-    lanes,
     lock,
     with_telemetry,
 )
+from syncguard._heartbeat import backend_connection, heartbeat, heartbeat_thread
+from syncguard._heartbeat.backend_connection import BackendConnection, WakeableSelector
+from syncguard._heartbeat.heartbeat_thread import HeartbeatThread
 from syncguard.clock import holder_clock_ms
-from syncguard.heartbeat_thread import HeartbeatThread
-from syncguard.lanes import Lane, Post
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
@@ -81,10 +79,10 @@ def test_the_deadline_counts_from_the_sending_and_not_from_the_answer(
     with backend_on(frail_redis.port) as backend:
         with lock(backend, "k", ttl_ms=6_000, auto_extend=True) as held:
             wait_until_extended(held)
-            lane = heartbeat._heartbeat.thread.lanes[id(backend)]
+            connection = heartbeat._heartbeat.thread.connections[id(backend)]
             before = held.expires_at_ms
             with frail_redis.paused():
-                wait_until(lambda: bool(lane.in_flight))
+                wait_until(lambda: bool(connection.in_flight))
                 unanswered_at = holder_clock_ms()
             wait_until(lambda: held.expires_at_ms > before)
             assert held.deadline_ms <= unanswered_at + 6_000
@@ -135,7 +133,7 @@ def test_the_thread_ends_when_nothing_has_needed_it_for_a_while(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat_thread, "IDLE_MS", 50)
-    monkeypatch.setattr(lanes, "IDLE_MS", 50)
+    monkeypatch.setattr(backend_connection, "IDLE_MS", 50)
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
         wait_until_extended(held)
     wait_until(lambda: not heartbeat_threads())
@@ -149,12 +147,12 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
     with backend_on(frail_redis.port) as backend:
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
             wait_until_extended(held)
-            lane = heartbeat._heartbeat.thread.lanes[id(backend)]
-            assert lane.channel is not None
+            connection = heartbeat._heartbeat.thread.connections[id(backend)]
+            assert connection.channel is not None
             with frail_redis.client() as client:
                 client.client_kill_filter(_type="normal", skipme=True)
             # Noticed and hung up, instead of being woken by the closed socket for ever.
-            wait_until(lambda: lane.channel is None)
+            wait_until(lambda: connection.channel is None)
             wait_until_extended(held)
 
 
@@ -181,12 +179,12 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_when_it_has_room(
     with (
         Hoarding(syncguard_redis.port, len(extensions)) as relay,
         backend_on(relay.port) as bare,
-        closing(Post()) as post,
+        closing(WakeableSelector()) as selector,
     ):
         backend = with_telemetry(bare, on_event=lambda _event: None) if telemetry else bare
         channel = backend.open_extend_channel(20_000)
-        lane = Lane(backend)
-        post.watch(channel, lane)
+        connection = BackendConnection(backend)
+        selector.watch(channel, connection)
         with socket.socket(fileno=os.dup(channel.fileno())) as its_socket:
             its_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         channel.send(extensions)
@@ -194,9 +192,9 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_when_it_has_room(
         relay.reads.set()
         while len(answers) < len(extensions):
             # No answer comes before everything was sent: it is the room that must wake us.
-            assert post.wait(20) == [lane], "the rest never followed"
+            assert selector.wait(20) == [connection], "the rest never followed"
             answers += channel.receive()
-        assert post.wait(0) == [], "woken by room that nobody needs"
+        assert selector.wait(0) == [], "woken by room that nobody needs"
         channel.close()
     assert answers == [ExtendResult(False)] * len(extensions)
 
@@ -255,7 +253,7 @@ def test_a_thread_that_could_not_start_is_started_by_the_next_lock(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat_thread, "IDLE_MS", 50)
-    monkeypatch.setattr(lanes, "IDLE_MS", 50)
+    monkeypatch.setattr(backend_connection, "IDLE_MS", 50)
     wait_until(lambda: not heartbeat_threads())
 
     def no_more(_thread: threading.Thread) -> None:
@@ -352,14 +350,14 @@ def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(
 def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pump, failures = HeartbeatThread._pump, [ZeroDivisionError()]
+    pump, failures = HeartbeatThread._send_waiting, [ZeroDivisionError()]
 
-    def fail_once(self: HeartbeatThread, lane: lanes.Lane) -> None:
+    def fail_once(self: HeartbeatThread, connection: backend_connection.BackendConnection) -> None:
         if failures:
             raise failures.pop()
-        pump(self, lane)
+        pump(self, connection)
 
-    monkeypatch.setattr(HeartbeatThread, "_pump", fail_once)
+    monkeypatch.setattr(HeartbeatThread, "_send_waiting", fail_once)
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
         wait_until_extended(held)
     assert "goes on" in caplog.text

@@ -13,7 +13,7 @@ from types import FrameType, SimpleNamespace
 import pytest
 import redis
 from clients import backend_on
-from patience import wait_until
+from wait_until import wait_until
 
 from syncguard import Acquisition, LockLost, lock
 from syncguard.redis import RedisBackend
@@ -92,7 +92,7 @@ def test_a_request_that_arrives_after_its_undoing_is_undone_too(
             if seconds and not arrived:
                 arrived.append(backend.run_acquire(call, 60_000))
 
-        monkeypatch.setattr("syncguard.redis.client.time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr("syncguard.redis.redis_backend.time", SimpleNamespace(sleep=sleep))
         backend.undo(call.lock_id)
         assert arrived
         assert not backend.is_locked("k")
@@ -168,12 +168,13 @@ AT_EVERY_LINE = """
 import sys
 import redis
 from syncguard import current_lock, lock
-from syncguard.redis import RedisBackend, client
+from syncguard.redis import RedisBackend
+from syncguard.redis import redis_backend
 
 class TimeLimit(Exception):
     pass
 
-client.UNDO_PAUSES_S = (0.0,)  # nothing can be under way: we strike between lines
+redis_backend.UNDO_PAUSES_S = (0.0,)  # nothing can be under way: we strike between lines
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))
 lines_left, place = 0, []
@@ -231,17 +232,18 @@ INTO_EVERY_FUNCTION = """
 import sys
 import redis
 from syncguard import Acquisition, LockError, current_lock, lock
-from syncguard.redis import RedisBackend, client
-from syncguard.redis.connections import wire_pool
-from syncguard.redis.waiting import Listeners
+from syncguard.redis import RedisBackend
+from syncguard.redis import redis_backend
+from syncguard.redis._transport.connections import runner_pool
+from syncguard.redis.waiter import Listeners
 
 class TimeLimit(Exception):
     pass
 
-client.UNDO_PAUSES_S = (0.0,)
+redis_backend.UNDO_PAUSES_S = (0.0,)
 SHORT = Acquisition(timeout_ms=12, retry_delay_ms=12, jitter="none")
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
-pool = wire_pool(backend._client)
+pool = runner_pool(backend._client)
 held = backend.acquire("held", 600_000)
 calls_left, place = 0, ""
 
@@ -295,7 +297,8 @@ AT_RANDOM_MOMENTS = """
 import random, signal, sys
 import redis
 from syncguard import LockError, lock
-from syncguard.redis import RedisBackend, client
+from syncguard.redis import RedisBackend
+from syncguard.redis import redis_backend
 
 class TimeLimit(Exception):
     pass
@@ -303,7 +306,7 @@ class TimeLimit(Exception):
 def strike(*_):
     raise TimeLimit
 
-client.UNDO_PAUSES_S = (0.0,)
+redis_backend.UNDO_PAUSES_S = (0.0,)
 signal.signal(signal.SIGALRM, strike)
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))

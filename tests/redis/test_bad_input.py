@@ -18,7 +18,7 @@ from syncguard import (
     owns,
 )
 from syncguard.redis import AsyncRedisBackend, RedisBackend
-from syncguard.testing.conformance import validating as bad
+from syncguard.testing.conformance import check_invalid_arguments as bad
 
 RESERVED_KEYS = {
     "fence's": "fence:x",

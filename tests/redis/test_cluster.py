@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 import redis.asyncio
-from later import later
+from call_later import call_later
 
 from syncguard import Acquisition, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -95,7 +95,7 @@ def test_a_waiter_is_woken_on_a_cluster(backend: RedisBackend) -> None:
     far = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
-    with later(0.3, holder.release), lock(backend, "k", acquisition=far):
+    with call_later(0.3, holder.release), lock(backend, "k", acquisition=far):
         pass
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from patience import wait_until, wait_until_async
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import ReadOnlyError
 from redis.retry import Retry
 from relay import Relay
+from wait_until import wait_until, wait_until_async
 
 from syncguard import LockError, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend

@@ -10,7 +10,8 @@ from redis.connection import Connection
 
 from syncguard import Acquisition, LockError, LockLost, current_lock, lock, with_telemetry
 from syncguard.late_release import release_later, release_together
-from syncguard.redis import RedisBackend, pipelining
+from syncguard.redis import RedisBackend
+from syncguard.redis._transport import pipeline
 from syncguard.testing import RedisServer
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
@@ -229,13 +230,13 @@ def test_a_redis_that_is_gone_fails_once_for_all(mortal_redis, sent):
 
 def before_the_pipeline(monkeypatch, act):
     """Something happens to Redis after the first lock was released by itself."""
-    exchange = pipelining._exchange
+    exchange = pipeline._exchange
 
     def act_first(pool, calls):
         act()
         return exchange(pool, calls)
 
-    monkeypatch.setattr(pipelining, "_exchange", act_first)
+    monkeypatch.setattr(pipeline, "_exchange", act_first)
 
 
 def test_a_script_that_is_forgotten_in_between_is_sent_again(backend, syncguard_redis, monkeypatch):

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import redis
+from call_later import call_later
 from clients import backend_on
-from later import later
 
 import syncguard
 from syncguard import (
@@ -28,11 +28,11 @@ from syncguard import (
     hold,
     lock,
 )
-from syncguard.disposal import Disposal
+from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.waiting import open_waiter
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard.types import ReleaseErrorContext
-from syncguard.waiting import open_waiter
 
 ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
@@ -345,7 +345,7 @@ def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> Non
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
     policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
-    with later(0.2, holder.release), lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
+    with call_later(0.2, holder.release), lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
         assert plain.acquires > 1
 
 
@@ -373,7 +373,7 @@ def test_what_an_interrupted_attempt_took_from_a_plain_backend_is_given_back(
     waiter = open_waiter(Plain(backend), "k")  # type: ignore[arg-type]
     waiter.attempt(60_000, None, 0)
     assert backend.is_locked("k")
-    waiter.forsake()
+    waiter.undo()
     assert not backend.is_locked("k")
 
 
@@ -383,7 +383,7 @@ def test_a_heartbeat_that_cannot_start_leaves_no_lock(
     def no_thread(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(syncguard.heartbeat, "watch", no_thread)
+    monkeypatch.setattr(syncguard._heartbeat.heartbeat, "watch", no_thread)
     with pytest.raises(RuntimeError, match="new thread"):
         lock(backend, "k", auto_extend=True).__enter__()
     assert not backend.is_locked("k")

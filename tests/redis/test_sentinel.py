@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import redis
-from patience import wait_until
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
+from wait_until import wait_until
 
 from syncguard import LockError, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
-from syncguard.testing.binary import find_redis_server
+from syncguard.testing.redis_server_path import find_redis_server
 
 WATCHED = """
 port {port}

@@ -11,10 +11,8 @@ import fakeredis
 import pytest
 
 from syncguard import Acquisition, Held, LockError, ReleaseResult, aio, lock, with_telemetry
-from syncguard.clock import holder_clock_ms
-from syncguard.disposal import Disposal
-from syncguard.handles import Grant
-from syncguard.options import (
+from syncguard._lock.handles import Grant
+from syncguard._lock.options import (
     Options,
     came_too_late,
     check_backend,
@@ -22,6 +20,8 @@ from syncguard.options import (
     lock_lost,
     was_lost,
 )
+from syncguard._lock.release_on_exit import Disposal
+from syncguard.clock import holder_clock_ms
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 DEFAULTS = {

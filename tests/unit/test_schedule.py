@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from syncguard.disposal import Disposal
-from syncguard.handles import Grant
-from syncguard.held import Held
-from syncguard.schedule import Beat, Schedule
+from syncguard._heartbeat.schedule import Beat, Schedule
+from syncguard._lock.handles import Grant
+from syncguard._lock.held import Held
+from syncguard._lock.release_on_exit import Disposal
 
 TTL = 3_000
 START = 1e15  # far beyond the machine's own clock, which none of this may ask
@@ -24,7 +24,12 @@ def schedule():
 
 def watch(schedule, *, sent_at_ms=START, ttl_ms=TTL, renews=True, max_hold_ms=None):
     beat = Beat(
-        held(sent_at_ms, ttl_ms), "lane", ttl_ms, sent_at_ms, renews=renews, max_hold_ms=max_hold_ms
+        held(sent_at_ms, ttl_ms),
+        "connection",
+        ttl_ms,
+        sent_at_ms,
+        renews=renews,
+        max_hold_ms=max_hold_ms,
     )
     schedule.add(beat)
     return beat

@@ -418,5 +418,5 @@ def test_what_an_interrupted_attempt_took_is_given_back(server, events):
     waiter = backend.open_waiter("k")
     waiter.attempt(60_000, None, 0)
     assert backend.is_locked("k")
-    waiter.forsake()
+    waiter.undo()
     assert not backend.is_locked("k")

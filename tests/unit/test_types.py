@@ -23,8 +23,8 @@ from syncguard import (
     ReleaseResult,
     has_fence,
 )
+from syncguard._lock.release_on_exit import Disposal
 from syncguard.aio import AsyncAcquired
-from syncguard.disposal import Disposal
 from syncguard.types import CONTENDED
 
 ID = "A" * 22

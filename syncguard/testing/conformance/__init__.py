@@ -39,23 +39,23 @@ Locks expire here after 50 to 100 ms of real time, and the tests poll until they
 
 from __future__ import annotations
 
-from syncguard.testing.conformance.aborting import AbortConformance
-from syncguard.testing.conformance.acquiring import AcquireConformance
-from syncguard.testing.conformance.adopting import AdoptConformance
-from syncguard.testing.conformance.disposing import DisposalConformance
-from syncguard.testing.conformance.extending import ExtendConformance
-from syncguard.testing.conformance.facade import BlockingFacade, LoopThread
-from syncguard.testing.conformance.failing import FailureConformance
-from syncguard.testing.conformance.fencing import FenceConformance
-from syncguard.testing.conformance.forcing import ForceReleaseConformance
-from syncguard.testing.conformance.heartbeats import ExtendChannelConformance
-from syncguard.testing.conformance.listing import ListingConformance
-from syncguard.testing.conformance.looking import LookupConformance
-from syncguard.testing.conformance.naming import KeyConformance
-from syncguard.testing.conformance.releasing import ReleaseConformance
-from syncguard.testing.conformance.reporting import HealthConformance
-from syncguard.testing.conformance.validating import ValidationConformance
-from syncguard.testing.conformance.waking import WaitingConformance
+from syncguard.testing.conformance.blocking_facade import BlockingFacade, LoopThread
+from syncguard.testing.conformance.check_abort import AbortConformance
+from syncguard.testing.conformance.check_acquire import AcquireConformance
+from syncguard.testing.conformance.check_adopt import AdoptConformance
+from syncguard.testing.conformance.check_extend import ExtendConformance
+from syncguard.testing.conformance.check_fence import FenceConformance
+from syncguard.testing.conformance.check_force_release import ForceReleaseConformance
+from syncguard.testing.conformance.check_health import HealthConformance
+from syncguard.testing.conformance.check_heartbeat_channel import ExtendChannelConformance
+from syncguard.testing.conformance.check_invalid_arguments import ValidationConformance
+from syncguard.testing.conformance.check_key_limits import KeyConformance
+from syncguard.testing.conformance.check_live_locks import ListingConformance
+from syncguard.testing.conformance.check_lookup import LookupConformance
+from syncguard.testing.conformance.check_outage import FailureConformance
+from syncguard.testing.conformance.check_release import ReleaseConformance
+from syncguard.testing.conformance.check_release_on_exit import DisposalConformance
+from syncguard.testing.conformance.check_waiting import WaitingConformance
 
 __all__ = ["BlockingFacade", "LockBackendConformance", "LoopThread"]
 

@@ -9,8 +9,8 @@ from django.core.management.base import BaseCommand, CommandError
 
 from syncguard import LockError
 from syncguard_django import fencing
-from syncguard_django.aliases import locks
-from syncguard_django.configuration import DEFAULT_ALIAS
+from syncguard_django.configured_backends import locks
+from syncguard_django.settings import DEFAULT_ALIAS
 
 
 class Command(BaseCommand):

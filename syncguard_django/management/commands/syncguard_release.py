@@ -19,14 +19,14 @@ from django.contrib.auth import get_user_model
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from syncguard_django import inspection, releasing, rendering
-from syncguard_django.inspection import Failure, Holder
-from syncguard_django.management.questions import NO, Question, aliases, no_answer
+from syncguard_django import force_release, live_locks, status_output
+from syncguard_django.live_locks import Failure, Holder
+from syncguard_django.management.lock_command import NO, LockCommand, aliases, no_answer
 
 _HASH: Final = re.compile(r"[0-9a-f]{8,24}")
 
 
-class Command(Question):
+class Command(LockCommand):
     help = (
         "Frees the lock of a key, whoever holds it. The holder is not stopped: unless what it"
         " writes is fenced, make sure first that it is gone."
@@ -49,10 +49,10 @@ class Command(Question):
         holder = self._found(options)
         if holder is None:
             self._end("Not locked: nothing to release.")
-        self.stdout.write("\n".join(rendering.facts(holder.lock)))
+        self.stdout.write("\n".join(status_output.facts(holder.lock)))
         if options["interactive"] and not self._agreed():
             self._end("Nothing was released.")
-        outcome = releasing.release(holder, actor)
+        outcome = force_release.release(holder, actor)
         if isinstance(outcome, Failure):
             raise no_answer(f"{outcome}. Perhaps it was released; look again.")
         if not outcome:
@@ -64,12 +64,12 @@ class Command(Question):
     def _found(self, options: dict[str, Any]) -> Holder | None:
         found: list[Holder] = []
         for using in aliases(options["using"]):
-            answer = inspection.attempt(using, partial(_holders, using, options))
+            answer = live_locks.attempt(using, partial(_holders, using, options))
             if isinstance(answer, Failure):
                 raise no_answer(str(answer))
             found += answer
         if len(found) > 1:
-            shown = rendering.table([holder.lock for holder in found], with_alias=True)
+            shown = status_output.table([holder.lock for holder in found], with_alias=True)
             text = "\n".join(shown)
             raise no_answer(f"{text}\nSeveral locks match: give --using, or more of the hash.")
         return found[0] if found else None
@@ -90,15 +90,15 @@ class Command(Question):
 
 def _holders(using: str, options: dict[str, Any]) -> list[Holder]:
     if options["key"] is not None:
-        holder = inspection.lookup(using, key=options["key"])
+        holder = live_locks.lookup(using, key=options["key"])
         return [] if holder is None else [holder]
     beginning = options["hash"].strip().lower()
     if not _HASH.fullmatch(beginning):
         raise no_answer("a hash has 24 digits out of 0-9 a-f; give at least the first 8")
-    return inspection.find_by_hash(using, beginning, at_most=10)
+    return live_locks.find_by_hash(using, beginning, at_most=10)
 
 
-def _actor(username: str | None) -> releasing.Actor:
+def _actor(username: str | None) -> force_release.Actor:
     """Whoever runs the command; and an account of this site, named or of the same name."""
     try:
         login = getpass.getuser()
@@ -113,4 +113,4 @@ def _actor(username: str | None) -> releasing.Actor:
         pk = None
     if username is not None and pk is None:
         raise no_answer("there is no such account: --user names who releases, for the admin's log")
-    return releasing.Actor(name if username is None else f"{username} ({name})", pk)
+    return force_release.Actor(name if username is None else f"{username} ({name})", pk)

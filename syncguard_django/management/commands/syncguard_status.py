@@ -1,6 +1,6 @@
 """``manage.py syncguard_status``: the live locks, and the health of the server that holds them.
 
-Asks ``inspection``, prints what ``rendering`` made of the answer, and ends with 0, with 1 for
+Asks ``live_locks``, prints what ``status_output`` made of the answer, and ends with 0, with 1 for
 findings or for a lock that is free, or with 2 for a server that did not answer.
 """
 
@@ -17,16 +17,16 @@ from typing import Any, Final
 from django.core.management.color import no_style
 
 from syncguard import hash_key
-from syncguard_django import inspection, rendering
-from syncguard_django.inspection import AliasHealth, Failure, Holder, LiveLock
-from syncguard_django.management.questions import NO, NO_ANSWER, YES, Question, aliases
+from syncguard_django import live_locks, status_output
+from syncguard_django.live_locks import AliasHealth, Failure, Holder, LiveLock
+from syncguard_django.management.lock_command import NO, NO_ANSWER, YES, LockCommand, aliases
 
 _HOME: Final = "\x1b[H"
 _ERASE_BELOW: Final = "\x1b[J"
 _ERASE_LINE: Final = "\x1b[K"
 
 
-class Command(Question):
+class Command(LockCommand):
     help = (
         "Shows the live locks, sanitized, or checks the server behind them. With --key or"
         " --lock-id, the exit code is 0 if it is locked, 1 if it is free, 2 if that cannot be told."
@@ -108,10 +108,10 @@ class Command(Question):
     # -- what to show: lines for stdout, failures for stderr, the exit code -------------------
 
     def _show_locks(self) -> tuple[list[str], list[Failure], int]:
-        listing = inspection.page(self._aliases, self._options["limit"])
+        listing = live_locks.page(self._aliases, self._options["limit"])
         found, total, failures = listing.locks, listing.total, list(listing.failures)
         if self._options["format"] != "table":
-            return [self._json(map(rendering.lock_as_json, found))], failures, YES
+            return [self._json(map(status_output.lock_as_json, found))], failures, YES
         lines = self._table(found)
         if not found and len(failures) < len(self._aliases):
             lines = ["No live locks."]
@@ -122,7 +122,7 @@ class Command(Question):
     def _show_lookup(self) -> tuple[list[str], list[Failure], int]:
         key, lock_id = self._options["key"], self._options["lock_id"]
         answers = [
-            inspection.attempt(using, partial(inspection.lookup, using, key=key, lock_id=lock_id))
+            live_locks.attempt(using, partial(live_locks.lookup, using, key=key, lock_id=lock_id))
             for using in self._aliases
         ]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
@@ -130,29 +130,29 @@ class Command(Question):
         code = YES if found else NO
         if self._options["format"] != "table":
             more = {} if key is None else {"specKeyHash": hash_key(key)}
-            return [self._json(rendering.lock_as_json(k) | more for k in found)], failures, code
+            return [self._json(status_output.lock_as_json(k) | more for k in found)], failures, code
         lines = self._table(found)
         if not found and len(failures) < len(self._aliases):
             lines = ["Not locked."]
         if lines and key is not None:
-            lines += ["", *rendering.both_hashes(list(self._hashes(key)), hash_key(key))]
+            lines += ["", *status_output.both_hashes(list(self._hashes(key)), hash_key(key))]
         return lines, failures, code
 
     def _table(self, found: Sequence[LiveLock]) -> list[str]:
         if not found:
             return []
-        lines = rendering.table(found, with_alias=len(self._aliases) > 1)
+        lines = status_output.table(found, with_alias=len(self._aliases) > 1)
         return [self.style.MIGRATE_HEADING(lines[0]), *lines[1:]]
 
     def _hashes(self, key: str) -> Iterator[tuple[str, str]]:
         for using in self._aliases:
-            answer = inspection.attempt(using, partial(inspection.hash_of, using, key))
+            answer = live_locks.attempt(using, partial(live_locks.hash_of, using, key))
             if not isinstance(answer, Failure):
                 yield using, answer
 
     def _show_counts(self) -> tuple[list[str], list[Failure], int]:
         answers = [
-            (using, inspection.attempt(using, partial(inspection.count, using)))
+            (using, live_locks.attempt(using, partial(live_locks.count, using)))
             for using in self._aliases
         ]
         counts = [(using, found) for using, found in answers if not isinstance(found, Failure)]
@@ -166,15 +166,15 @@ class Command(Question):
 
     def _show_check(self) -> tuple[list[str], list[Failure], int]:
         answers = [
-            inspection.attempt(using, partial(inspection.health, using)) for using in self._aliases
+            live_locks.attempt(using, partial(live_locks.health, using)) for using in self._aliases
         ]
         reports = [answer for answer in answers if isinstance(answer, AliasHealth)]
         failures = [answer for answer in answers if isinstance(answer, Failure)]
         code = NO if any(report.report.findings for report in reports) else YES
         if self._options["format"] != "table":
             items = [
-                *map(rendering.health_as_json, reports),
-                *map(rendering.failure_as_json, failures),
+                *map(status_output.health_as_json, reports),
+                *map(status_output.failure_as_json, failures),
             ]
             return [self._json(items)], failures, code
         return [line for report in reports for line in self._report(report)], failures, code
@@ -184,12 +184,12 @@ class Command(Question):
         verdict = self.style.WARNING("warnings") if findings else self.style.SUCCESS("healthy")
         return [
             f"{health.using}: {verdict}",
-            *rendering.health_lines(health),
+            *status_output.health_lines(health),
             *(self.style.WARNING(f"  warning: {finding}") for finding in findings),
         ]
 
     def _json(self, items: Any) -> str:
-        return rendering.as_json(items, lines=self._options["format"] == "ndjson")
+        return status_output.as_json(items, lines=self._options["format"] == "ndjson")
 
 
 def _positive(text: str) -> int:

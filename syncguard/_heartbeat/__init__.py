@@ -1,0 +1,1 @@
+"""Extending locks while they are held, and noticing their loss. Private."""

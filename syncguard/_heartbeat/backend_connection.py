@@ -1,0 +1,150 @@
+"""Per-backend connection state of the heartbeats, and the selector of their thread."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, Final
+
+from syncguard._backend.optional import ExtendChannel
+from syncguard._backend.required import LockBackend
+from syncguard._heartbeat.fallback_channel import as_lock_error
+from syncguard._heartbeat.schedule import Beat, Schedule
+from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockError
+from syncguard.types import ExtendResult
+
+_logger = logging.getLogger("syncguard")
+
+IDLE_MS: Final = 5_000
+"""How long the thread, and a connection, outlive the last lock that needed them."""
+
+_CONNECT_MS: Final = (50.0, 5_000.0)
+_LEAST_ANSWER_TIMEOUT_MS: Final = 50.0
+_READ_AND_WRITE: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
+
+
+def connect_timeout_ms(waiting: Iterable[Beat[Any]]) -> float:
+    """How long connecting may take: until the nearest deadline of those who wait for it."""
+    least, most = _CONNECT_MS
+    left = min(beat.lost_at_ms for beat in waiting) - holder_clock_ms()
+    return min(most, max(least, left))
+
+
+def answer_timeout_ms(sent: Iterable[Beat[Any]]) -> float:
+    """How long an answer may take before its connection is given up."""
+    return max(_LEAST_ANSWER_TIMEOUT_MS, min(beat.ttl_ms for beat in sent) / 3)
+
+
+class FailureLog:
+    """Logs why extending fails: once, until it works again."""
+
+    def __init__(self, backend: object) -> None:
+        self._backend = backend
+        self._is_logged = False
+
+    def report(self, error: Exception) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            known = as_lock_error(error)
+            _logger.warning(
+                "extending locks on %r fails: %s: %s; trying on", self._backend, known.code, known
+            )
+
+    def clear(self) -> None:
+        self._is_logged = False
+
+
+def still_held(
+    answer: ExtendResult | LockError,
+    beat: Beat[Any],
+    sent_at_ms: float,
+    schedule: Schedule[Any],
+    failure_log: FailureLog,
+) -> bool:
+    """Note what came of an extension. False: the server knows this lock no more."""
+    if isinstance(answer, LockError):
+        failure_log.report(answer)
+        schedule.failed(beat, holder_clock_ms())
+    elif answer.ok:
+        failure_log.clear()
+        assert answer.expires_at_ms is not None
+        schedule.extended(beat, sent_at_ms, answer.expires_at_ms)
+    else:
+        beat.sending = False
+        return False
+    return True
+
+
+class BackendConnection:
+    """One backend: its connection, what waits to be sent, and the answers that are outstanding."""
+
+    def __init__(self, backend: LockBackend) -> None:
+        self.backend = backend
+        self.channel: ExtendChannel | None = None
+        self.connecting = False
+        self.waiting: list[Beat[BackendConnection]] = []
+        self.in_flight: deque[tuple[Beat[BackendConnection], float]] = deque()
+        self.is_watched = True
+        self.failure_log = FailureLog(backend)
+        self.used_at_ms = holder_clock_ms()
+
+    @property
+    def idle(self) -> bool:
+        unused_ms = holder_clock_ms() - self.used_at_ms
+        return not self.is_watched and not self.connecting and unused_ms > IDLE_MS
+
+    def stalls_at_ms(self) -> float | None:
+        """When the oldest answer that is owed will have taken too long."""
+        if not self.in_flight:
+            return None
+        return self.in_flight[0][1] + answer_timeout_ms(beat for beat, _ in self.in_flight)
+
+
+class WakeableSelector:
+    """A selector that ``wake`` interrupts from any thread."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._descriptors: dict[ExtendChannel, int] = {}
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes already; closed: nobody sleeps
+            self._wake_sender.send(b"!")
+
+    def watch(self, channel: ExtendChannel, connection: BackendConnection) -> None:
+        descriptor = self._descriptors[channel] = channel.fileno()
+        self._selector.register(descriptor, selectors.EVENT_READ, connection)
+
+    def unwatch(self, channel: ExtendChannel) -> None:
+        # By the number that it had: a broken channel may not know it any more, and another file
+        # of this process may get it next.
+        descriptor = self._descriptors.pop(channel, None)
+        if descriptor is not None:
+            with contextlib.suppress(KeyError, OSError):
+                self._selector.unregister(descriptor)
+
+    def wait(self, timeout_s: float) -> list[BackendConnection]:
+        """The connections with something to read, or with room for what is still to be sent."""
+        for channel, descriptor in self._descriptors.items():
+            key = self._selector.get_key(descriptor)
+            events = _READ_AND_WRITE if channel.wants_to_write else selectors.EVENT_READ
+            if key.events != events:
+                self._selector.modify(descriptor, events, key.data)
+        ready = [key.data for key, _ in self._selector.select(timeout_s)]
+        if None in ready:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_receiver.recv(4096)
+        return [connection for connection in ready if connection is not None]
+
+    def close(self) -> None:
+        for each in (self._selector, self._wake_receiver, self._wake_sender):
+            each.close()

@@ -1,0 +1,287 @@
+"""The thread that extends the locks of blocking code, and everything that only it may touch.
+
+The thread never blocks on a server: it sends what is due, watches all its connections at once,
+and gives a lock up at its deadline even if no server answers. Whatever may block (connecting, a
+user's ``on_lost``) runs on a thread of its own for as long as it takes.
+
+Holders reach it by ``arrivals`` and ``wake`` alone, and wait for nothing: a holder may be a signal
+handler, or a generator that the garbage collector closes, in the middle of another holder's call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from typing import Final
+
+from syncguard._backend.optional import ExtendChannel, OpensExtendChannel
+from syncguard._backend.required import LockBackend
+from syncguard._heartbeat.backend_connection import (
+    IDLE_MS,
+    BackendConnection,
+    WakeableSelector,
+    connect_timeout_ms,
+    still_held,
+)
+from syncguard._heartbeat.fallback_channel import FallbackChannel, as_lock_error
+from syncguard._heartbeat.on_lost import announce
+from syncguard._heartbeat.schedule import Beat, Schedule
+from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockError
+
+_logger = logging.getLogger("syncguard")
+
+_PAUSE_AFTER_ERROR_S: Final = 0.05
+
+
+class Watch:
+    """A holder's end of a beat: its lock is extended as long as this lives and is not over."""
+
+    __slots__ = ("__weakref__", "backend", "beat", "unclaimed")
+
+    def __init__(self, beat: Beat[BackendConnection | None], backend: LockBackend) -> None:
+        self.beat = beat
+        self.backend = backend
+        self.unclaimed: list[None] = [None]
+        """Popped by the thread that takes it: two may have been offered it."""
+
+
+class HeartbeatThread:
+    """One thread, from its first lock until it was idle for a while."""
+
+    def __init__(self) -> None:
+        self.arrivals: deque[weakref.ref[Watch]] = deque()
+        self.connections: dict[int, BackendConnection] = {}
+        self.has_ended = False
+        self.sleeps_until_ms = 0.0
+        self._is_unwanted = False
+        self._schedule: Schedule[BackendConnection] = Schedule()
+        self._owners: dict[Beat[BackendConnection], weakref.ref[Watch]] = {}
+        self._connected: deque[tuple[BackendConnection, ExtendChannel | LockError]] = deque()
+        self._dropped_idle_at_ms = holder_clock_ms()
+        self._selector = WakeableSelector()
+        self._thread = threading.Thread(target=self._run, name="syncguard-heartbeat", daemon=True)
+
+    # -- for others ---------------------------------------------------------------------------
+
+    def start(self) -> None:
+        try:
+            self._thread.start()
+        except BaseException as error:
+            self._is_unwanted = self.has_ended = True
+            if isinstance(error, RuntimeError):  # no more threads to be had
+                self._selector.close()
+            # Else an interrupt: it may have started, and will see that it is not wanted.
+            raise
+
+    def wake(self) -> None:
+        self._selector.wake()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the parent's sockets without a word to anybody."""
+        self._selector.close()
+
+    # -- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._has_work():
+            try:
+                self._run_once()
+            except Exception:
+                # Whatever it was, the other locks of this process must not die of it.
+                _logger.exception("the heartbeat met an unexpected error, and goes on")
+                time.sleep(_PAUSE_AFTER_ERROR_S)
+        self._selector.close()
+
+    def _has_work(self) -> bool:
+        """Sweep what is idle. False: so are we, and the thread ends."""
+        self._take_arrivals()
+        self._drop_idle()
+        for key in [
+            k for k, connection in self.connections.items() if connection.idle or self._is_unwanted
+        ]:
+            self._disconnect(self.connections.pop(key))
+        # In this order: whoever arrives now finds that we have ended, or is found by us.
+        self.has_ended = not self.connections
+        if self.has_ended and self.arrivals and not self._is_unwanted:
+            self.has_ended = False
+        return not self.has_ended
+
+    def _run_once(self) -> None:
+        self._give_up_and_collect()
+        for connection in list(self.connections.values()):
+            self._send_waiting(connection)
+        self._sleep()
+        self._take_new_connections()
+        for connection in list(self.connections.values()):
+            self._check(connection)
+
+    def _take_arrivals(self) -> None:
+        while self.arrivals:
+            owner = self.arrivals.popleft()
+            watch = owner()
+            if watch is not None and not watch.beat.over and _claim(watch):
+                self._take(watch, owner)
+
+    def _take(self, watch: Watch, owner: weakref.ref[Watch]) -> None:
+        connection = self.connections.get(id(watch.backend))
+        if connection is None:
+            connection = self.connections[id(watch.backend)] = BackendConnection(watch.backend)
+        connection.is_watched = True
+        connection.used_at_ms = holder_clock_ms()
+        beat: Beat[BackendConnection] = watch.beat  # type: ignore[assignment]
+        beat.connection = connection
+        self._owners[beat] = owner
+        self._schedule.add(beat)
+
+    def _drop_idle(self) -> None:
+        """Now and then, find out who has gone: leaving holders tell nobody."""
+        now_ms = holder_clock_ms()
+        if not self._is_unwanted and now_ms - self._dropped_idle_at_ms < IDLE_MS:
+            return
+        self._dropped_idle_at_ms = now_ms
+        beats = [beat for beat in self._schedule.beats() if self._is_wanted(beat)]
+        self._owners = {beat: self._owners[beat] for beat in beats}
+        watched = {id(beat.connection) for beat in beats}
+        for connection in self.connections.values():
+            connection.is_watched = id(connection) in watched
+            if connection.is_watched:
+                connection.used_at_ms = now_ms
+
+    def _is_wanted(self, beat: Beat[BackendConnection]) -> bool:
+        """False once the owning Lock has left, or was garbage-collected."""
+        if not beat.over and self._owners[beat]() is None:
+            beat.over = True
+        return not beat.over
+
+    def _give_up_and_collect(self) -> None:
+        lost, due = self._schedule.take_due(holder_clock_ms())
+        for beat in due:
+            if self._is_wanted(beat):
+                beat.connection.waiting.append(beat)
+        for beat in lost:
+            if self._owners[beat]() is not None:
+                announce(beat.held)
+
+    def _send_waiting(self, connection: BackendConnection) -> None:
+        """Send what waits; connect first where there is no connection."""
+        for beat in connection.waiting:
+            beat.sending = not beat.over  # nobody need wait for what will not be sent
+        connection.waiting = [beat for beat in connection.waiting if beat.sending]
+        if not connection.waiting:
+            return
+        if connection.channel is None:
+            if not connection.connecting:
+                self._connect(connection)
+            return
+        beats, connection.waiting = connection.waiting, []
+        now_ms = connection.used_at_ms = holder_clock_ms()
+        connection.in_flight.extend((beat, now_ms) for beat in beats)
+        try:
+            connection.channel.send([(beat.held.lock_id, beat.ttl_ms) for beat in beats])
+        except Exception as error:
+            self._fail(connection, error)
+
+    def _sleep(self) -> None:
+        now_ms = holder_clock_ms()
+        # Not longer, though nothing is due: to sweep, and to notice a suspended machine.
+        wakes = [now_ms + IDLE_MS]
+        wakes += [
+            at for connection in self.connections.values() if (at := connection.stalls_at_ms())
+        ]
+        next_ms = self._schedule.next_ms()
+        if next_ms is not None:
+            wakes.append(next_ms)
+        wake_ms = self.sleeps_until_ms = min(wakes)
+        # Said before we look: who comes after this look will ring.
+        if self.arrivals:
+            wake_ms = now_ms
+        for connection in self._selector.wait(max(0.0, wake_ms - now_ms) / 1000):
+            self._receive(connection)
+
+    def _receive(self, connection: BackendConnection) -> None:
+        assert connection.channel is not None
+        try:
+            answers = connection.channel.receive()
+        except Exception as error:
+            self._fail(connection, error)
+            return
+        for answer in answers:
+            beat, sent_at_ms = connection.in_flight.popleft()
+            known = still_held(answer, beat, sent_at_ms, self._schedule, connection.failure_log)
+            if not known and self._is_wanted(beat):
+                beat.over = True
+                announce(beat.held)
+
+    def _check(self, connection: BackendConnection) -> None:
+        stalls_at_ms = connection.stalls_at_ms()
+        if stalls_at_ms is not None and stalls_at_ms <= holder_clock_ms():
+            self._fail(connection, LockError("NetworkTimeout"))
+
+    def _fail(self, connection: BackendConnection, error: Exception) -> None:
+        """The connection is no good: forget it, and what it still owed us."""
+        if connection.in_flight:
+            connection.failure_log.report(error)
+        self._disconnect(connection)
+        owed, connection.in_flight = connection.in_flight, deque()
+        for beat, _ in owed:
+            self._schedule.failed(beat, holder_clock_ms())
+
+    def _disconnect(self, connection: BackendConnection) -> None:
+        channel, connection.channel = connection.channel, None
+        if channel is not None:
+            self._selector.unwatch(channel)
+            with contextlib.suppress(Exception):
+                channel.close()
+
+    # -- connecting ---------------------------------------------------------------------------
+
+    def _connect(self, connection: BackendConnection) -> None:
+        timeout_ms = connect_timeout_ms(connection.waiting)
+        thread = threading.Thread(
+            target=self._open, args=(connection, timeout_ms), name="syncguard-connect", daemon=True
+        )
+        connection.connecting = True
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads to be had: perhaps later
+            self._connected.append((connection, as_lock_error(error)))
+            self.wake()
+
+    def _open(self, connection: BackendConnection, timeout_ms: float) -> None:
+        try:
+            channel: ExtendChannel | None = None
+            if isinstance(connection.backend, OpensExtendChannel):
+                channel = connection.backend.open_extend_channel(timeout_ms)
+            outcome: ExtendChannel | LockError = (
+                FallbackChannel(connection.backend) if channel is None else channel
+            )
+        except Exception as error:
+            outcome = as_lock_error(error)
+        self._connected.append((connection, outcome))
+        self.wake()
+
+    def _take_new_connections(self) -> None:
+        while self._connected:
+            connection, outcome = self._connected.popleft()
+            connection.connecting = False
+            if not isinstance(outcome, LockError):
+                connection.channel = outcome
+                self._selector.watch(outcome, connection)
+                continue
+            connection.failure_log.report(outcome)
+            beats, connection.waiting = connection.waiting, []
+            for beat in beats:
+                self._schedule.failed(beat, holder_clock_ms())
+
+
+def _claim(watch: Watch) -> bool:
+    try:
+        watch.unclaimed.pop()
+    except IndexError:
+        return False
+    return True

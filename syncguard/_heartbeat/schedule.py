@@ -1,0 +1,139 @@
+"""When to extend which lock, and when to give one up. No I/O, no threads, no clock of its own.
+
+A lock is extended at a third of its TTL. A fault is tried again soon, until the deadline: the
+moment the last successful request was sent, plus the TTL. Shortly before that moment the lock is
+lost, so that the news arrives before anybody else can have it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import Final, Generic, TypeVar
+
+from syncguard._lock.held import Held
+
+ConnectionT = TypeVar("ConnectionT")
+
+_NEVER: Final = float("inf")
+_SMALL: Final = 64
+
+
+class Beat(Generic[ConnectionT]):
+    """One lock under watch; ``renews=False`` only watches its deadline.
+
+    ``over`` may be set by anybody at any time: from then on nothing is done about this lock.
+    """
+
+    __slots__ = (
+        "connection",
+        "due_ms",
+        "held",
+        "over",
+        "renew_until_ms",
+        "sending",
+        "ttl_ms",
+        "when_ms",
+    )
+
+    def __init__(
+        self,
+        held: Held,
+        connection: ConnectionT,
+        ttl_ms: int,
+        sent_at_ms: float,
+        *,
+        renews: bool,
+        max_hold_ms: int | None = None,
+    ) -> None:
+        until_ms = _NEVER if max_hold_ms is None else sent_at_ms + max_hold_ms
+        self.held = held
+        self.connection = connection
+        self.ttl_ms = ttl_ms
+        self.due_ms = sent_at_ms + ttl_ms / 3
+        self.renew_until_ms = until_ms if renews else -_NEVER
+        self.sending = False
+        self.over = False
+        self.when_ms = self.next_ms()
+
+    @property
+    def lost_at_ms(self) -> float:
+        return self.held.deadline_ms - min(20.0, self.ttl_ms / 50)
+
+    def next_ms(self) -> float:
+        renews = not self.sending and self.due_ms < self.renew_until_ms
+        return min(self.due_ms, self.lost_at_ms) if renews else self.lost_at_ms
+
+
+class Schedule(Generic[ConnectionT]):
+    """All locks under watch in one process or event loop."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Beat[ConnectionT]]] = []
+        self._order = itertools.count()
+        self._crowd = _SMALL
+
+    def add(self, beat: Beat[ConnectionT]) -> None:
+        """Watch a lock from now on, until its beat is over."""
+        self._push(beat)
+
+    def beats(self) -> list[Beat[ConnectionT]]:
+        """Those that are not over."""
+        self._tidy()
+        return [beat for _, _, beat in self._heap]
+
+    def next_ms(self) -> float | None:
+        """When ``take_due`` has something to say next."""
+        while self._heap:
+            if _is_current(self._heap[0]):
+                return self._heap[0][0]
+            heapq.heappop(self._heap)
+        return None
+
+    def take_due(self, now_ms: float) -> tuple[list[Beat[ConnectionT]], list[Beat[ConnectionT]]]:
+        """(lost, due): locks to give up, whose beats end; locks to extend, counted as sent now."""
+        lost: list[Beat[ConnectionT]] = []
+        due: list[Beat[ConnectionT]] = []
+        while (when := self.next_ms()) is not None and when <= now_ms:
+            beat = heapq.heappop(self._heap)[2]
+            if now_ms >= beat.lost_at_ms:
+                beat.over = True
+                lost.append(beat)
+            else:
+                beat.sending = True
+                self._push(beat)
+                due.append(beat)
+        return lost, due
+
+    def extended(self, beat: Beat[ConnectionT], sent_at_ms: float, expires_at_ms: int) -> None:
+        """The server confirmed a request that was sent at ``sent_at_ms``."""
+        beat.sending = False
+        if not beat.over:
+            beat.held.renewed(sent_at_ms, beat.ttl_ms, expires_at_ms)
+            beat.due_ms = sent_at_ms + beat.ttl_ms / 3
+            self._push(beat)
+
+    def failed(self, beat: Beat[ConnectionT], now_ms: float) -> None:
+        """The request got no answer, or an error: try again soon."""
+        beat.sending = False
+        if not beat.over:
+            beat.due_ms = now_ms + min(250.0, max(10.0, beat.ttl_ms / 20))
+            self._push(beat)
+
+    def _push(self, beat: Beat[ConnectionT]) -> None:
+        if len(self._heap) >= self._crowd:
+            # Short blocks under long TTLs: entries of locks that are gone must not pile up.
+            self._tidy()
+            self._crowd = max(_SMALL, 3 * len(self._heap))
+        beat.when_ms = beat.next_ms()
+        heapq.heappush(self._heap, (beat.when_ms, next(self._order), beat))
+
+    def _tidy(self) -> None:
+        self._heap = [entry for entry in self._heap if _is_current(entry)]
+        heapq.heapify(self._heap)
+
+
+def _is_current(entry: tuple[float, int, Beat[ConnectionT]]) -> bool:
+    """Whether an entry of the heap still speaks for its lock; a later one may have replaced it."""
+    when_ms, _, beat = entry
+    return not beat.over and when_ms == beat.when_ms

@@ -1,0 +1,1 @@
+"""What ``lock()`` and its asyncio twin are made of. Private: import from ``syncguard``."""

@@ -1,0 +1,35 @@
+"""Callbacks of users that may be ``async def``: letting them run where nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Final
+
+_running: Final[set[asyncio.Future[None]]] = set()
+
+
+def run_in_background(result: object, complain: Callable[[Exception], object]) -> None:
+    """Let what a callback returned run in the loop, if it can be awaited.
+
+    ``complain`` is told what it raises. Raises RuntimeError where no loop runs.
+    """
+    if not inspect.isawaitable(result):
+        return
+
+    async def run() -> None:
+        try:
+            await result
+        except Exception as error:
+            complain(error)
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        if inspect.iscoroutine(result):
+            result.close()  # or Python warns that nobody awaited it
+        raise
+    task = loop.create_task(run())
+    _running.add(task)  # the loop itself holds tasks only weakly
+    task.add_done_callback(_running.discard)

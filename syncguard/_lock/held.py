@@ -1,0 +1,120 @@
+"""A lock while it is held: its fence, and whether it is still ours.
+
+The holder judges by its own clock, without asking anybody: a lock that was last confirmed by a
+request sent at T cannot be counted on after T + TTL, whether or not the server can be reached.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from functools import partial
+
+from syncguard._lock.handles import Grant
+from syncguard.clock import holder_clock_ms
+from syncguard.errors import LockLost
+from syncguard.keys import validate_ttl_ms
+from syncguard.types import Fence
+
+OnLost = Callable[["Held"], object] | Callable[[], object]
+"""Told once when the lock is lost: with the ``Held``, or with nothing if it takes nothing."""
+
+
+class Held:
+    """What ``with lock(...) as held`` gives. Safe to read from any thread."""
+
+    __slots__ = (
+        "_expires_at_ms",
+        "_grant",
+        "_on_lost",
+        "_unannounced",
+        "deadline_ms",
+        "kept",
+        "known_lost",
+    )
+
+    def __init__(self, grant: Grant, on_lost: OnLost | None = None) -> None:
+        self._grant = grant
+        self._expires_at_ms = grant.expires_at_ms
+        self._on_lost = on_lost
+        self._unannounced: list[None] = [None]
+        # For lock() and the heartbeat:
+        self.deadline_ms = grant.sent_at_ms + grant.ttl_ms
+        self.kept: tuple[int | None] | None = None
+        """The TTL to leave the lock with, in a tuple of one; None to release it."""
+        self.known_lost = False
+        """Whether somebody was or could have been told: by a heartbeat, or by asking ``lost``."""
+
+    @property
+    def fence(self) -> Fence:
+        """The fencing token: hand it to whatever this lock protects."""
+        return self._grant.fence
+
+    @property
+    def lock_id(self) -> str:
+        return self._grant.lock_id
+
+    @property
+    def expires_at_ms(self) -> int:
+        """When the lock expires if it is not extended again, on the server's clock."""
+        return self._expires_at_ms
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is not ours any more. Once True, it stays True.
+
+        In a forked child it is True: the parent holds the lock.
+        """
+        if not self.known_lost and (self.past_deadline or self.in_forked_child):
+            self.known_lost = True
+        return self.known_lost
+
+    def ensure_held(self) -> None:
+        """Raise LockLost if the lock was lost. Cheap: asks no server."""
+        if self.lost:
+            raise LockLost()
+
+    def keep(self, ttl_ms: int | None = None) -> None:
+        """Leave the block without releasing: the lock stays until its TTL runs out.
+
+        With ``ttl_ms`` it gets that much time from then on. Nobody extends it any more.
+        """
+        if ttl_ms is not None:
+            validate_ttl_ms(ttl_ms)
+        self.kept = (ttl_ms,)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else "held"
+        return f"<Held fence={self.fence} {state} expires_at_ms={self._expires_at_ms}>"
+
+    # -- for lock() and the heartbeat ---------------------------------------------------------
+
+    @property
+    def past_deadline(self) -> bool:
+        return holder_clock_ms() >= self.deadline_ms
+
+    @property
+    def in_forked_child(self) -> bool:
+        return self._grant.pid != os.getpid()
+
+    def renewed(self, sent_at_ms: float, ttl_ms: int, expires_at_ms: int) -> None:
+        self.deadline_ms = sent_at_ms + ttl_ms
+        self._expires_at_ms = expires_at_ms
+
+    def lose(self) -> Callable[[], object] | None:
+        """Mark as lost; the callback to run, to the first who asks for it only."""
+        self.known_lost = True
+        try:
+            self._unannounced.pop()  # atomic: the heartbeat and the leaving block may both come
+        except IndexError:
+            return None
+        return self._on_lost and partial(_tell, self._on_lost, self)
+
+
+def _tell(on_lost: OnLost, held: Held) -> object:
+    try:
+        inspect.signature(on_lost).bind(held)
+    except (TypeError, ValueError):  # takes no argument, like threading.Event().set
+        return on_lost()  # type: ignore[call-arg]
+    return on_lost(held)  # type: ignore[call-arg]

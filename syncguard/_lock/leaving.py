@@ -1,0 +1,74 @@
+"""Entering and leaving a block: the state that ``Lock`` and ``AsyncLock`` share. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from syncguard._lock.held import Held
+from syncguard._lock.options import Options
+from syncguard.current import Block, innermost
+
+BackendT = TypeVar("BackendT")
+GrantT = TypeVar("GrantT")
+WatchT = TypeVar("WatchT")
+
+
+class OneBlock(Generic[BackendT, GrantT, WatchT]):
+    """The block that a lock is in: one at a time."""
+
+    def __init__(
+        self,
+        backend: BackendT,
+        options: Options,
+        acquired: GrantT | None = None,
+        *,
+        function: Callable[..., object] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._options = options
+        self._acquired = acquired
+        self._function = function
+        self._free: list[None] = [None]
+        self._held: Held | None = None
+        self._block: Block | None = None
+        self._watch: WatchT | None = None
+        """The heartbeat's entry for this lock."""
+
+    def __repr__(self) -> str:
+        return f"<lock on {self._backend!r}>"
+
+    def __del__(self) -> None:
+        # If an interrupt stopped __exit__ at its first line, only this runs. The block must not
+        # stay on the stack of held locks.
+        block = getattr(self, "_block", None)
+        if block is not None:
+            block.leave()
+
+    def _enter(self, held: Held, around: Block | None = None) -> None:
+        self._watch = None
+        self._held = held
+        # Stored before it is on the stack: then an interrupt at any point takes it off again.
+        self._block = Block(self._backend, self._options.key, held, around)
+        innermost.set(self._block)
+
+    def _enter_again(self) -> Held | None:
+        """Enter a lock that this code holds already. None: it does not hold this one."""
+        if innermost.get() is None:
+            return None
+        around = self._options.block_around(self._backend)
+        if around is None:
+            return None
+        self._enter(around.held, around)
+        return around.held
+
+    def _forget(self) -> None:
+        """The block has ended, or did not begin: the next one may come."""
+        if self._block is not None:
+            self._block.leave()
+        self._held, self._block, self._free = None, None, [None]
+
+
+def is_to_release(held: Held, block: Block) -> bool:
+    """False for the lock of an outer block, and for that of a parent process."""
+    return block.reentered is None and not held.in_forked_child

@@ -1,0 +1,232 @@
+"""The options of ``lock()``, checked once, and what leaving its block comes to.
+
+Shared by the blocking and the asyncio lock; no I/O.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from typing import Final, TypeVar
+
+from syncguard._backend.required import check_signal
+from syncguard._lock.handles import Grant
+from syncguard._lock.held import Held, OnLost
+from syncguard._lock.release_on_exit import Disposal, check_callback
+from syncguard.clock import holder_clock_ms
+from syncguard.current import Block, block_here
+from syncguard.errors import ErrorContext, LockError, LockLost, invalid_argument
+from syncguard.keys import normalize_and_validate_key, validate_holder, validate_ttl_ms
+from syncguard.types import (
+    DEFAULT_ACQUISITION,
+    Acquisition,
+    OnReleaseError,
+    ReleaseErrorContext,
+    ReleaseResult,
+    Signal,
+)
+
+R = TypeVar("R")
+
+_LOST_RELEASE_MS: Final = 1_000
+"""How long leaving tries to release a lock that is lost already: the server may be gone."""
+
+_UNFINISHED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
+_GENERATOR: Final = "a generator runs after its call: use lock() inside it instead"
+_ASYNC: Final = "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
+_PLAIN: Final = "syncguard.aio.lock decorates async def; for plain functions use syncguard.lock"
+_HIDDEN: Final = "a plain decorator hides an async def here: put syncguard.aio.lock below it"
+_NESTED: Final = (
+    "this code holds this lock already, and would wait for itself:"
+    " pass reentrant=True to enter it again, or remove the inner lock"
+)
+_NOT_AWAITED: Final = "a coroutine was returned that has yet to run: await it in the function"
+
+
+@dataclass(slots=True)  # not frozen: that would double the price of making one
+class Options:
+    """One ``lock(...)``, whatever its backend."""
+
+    key: str = field(repr=False)
+    ttl_ms: int
+    acquisition: Acquisition
+    auto_extend: bool
+    max_hold_ms: int | None
+    holder: str | None
+    on_lost: OnLost | None
+    on_release_error: OnReleaseError | None
+    signal: Signal | None
+    is_granted: bool = False
+    """Held already: nothing about acquiring it matters any more."""
+    reentrant: bool = False
+
+    def __post_init__(self) -> None:
+        self.key = normalize_and_validate_key(self.key)
+        validate_ttl_ms(self.ttl_ms)
+        if not self.is_granted:
+            self._check_acquiring()
+        if not isinstance(self.auto_extend, bool):
+            raise invalid_argument("auto_extend must be True or False")
+        if not isinstance(self.reentrant, bool):
+            raise invalid_argument("reentrant must be True or False")
+        if self.max_hold_ms is not None:
+            validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
+            if not self.auto_extend:
+                raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
+        check_callback("on_lost", self.on_lost)
+        check_callback("on_release_error", self.on_release_error)
+
+    def _check_acquiring(self) -> None:
+        validate_holder(self.holder)
+        if not isinstance(self.acquisition, Acquisition):
+            raise invalid_argument("acquisition must be an Acquisition")
+        if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
+            check_signal(self.signal)  # says what is wrong with it
+
+    @classmethod
+    def for_grant(
+        cls,
+        grant: Grant,
+        *,
+        auto_extend: bool,
+        max_hold_ms: int | None,
+        on_lost: OnLost | None,
+        on_release_error: OnReleaseError | None,
+    ) -> Options:
+        """For a lock that is held already."""
+        return cls(
+            grant.key,
+            grant.ttl_ms,
+            DEFAULT_ACQUISITION,
+            auto_extend,
+            max_hold_ms,
+            None,
+            on_lost,
+            on_release_error,
+            signal=None,
+            is_granted=True,
+        )
+
+    def block_around(self, backend: object) -> Block | None:
+        """The block of this very code that holds the same lock. Raises if it may not be entered."""
+        block = block_here(backend, self.key)
+        if block is not None:
+            if not self.reentrant:
+                raise invalid_argument(_NESTED)
+            block.held.ensure_held()
+        return block
+
+    @property
+    def watched(self) -> bool:
+        """Whether the heartbeat has anything to do: to extend, or to tell."""
+        return self.auto_extend or self.on_lost is not None
+
+    def disposal_of(self, backend_disposal: Disposal, held: Held) -> Disposal:
+        """How to release on the way out: as the backend says, unless this lock says otherwise."""
+        timeout_ms = backend_disposal.timeout_ms
+        if held.known_lost or held.past_deadline:
+            timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
+        elif self.on_release_error is None:
+            return backend_disposal
+        return Disposal(self.on_release_error or backend_disposal.on_release_error, timeout_ms)
+
+    def release_context(self, held: Held) -> ReleaseErrorContext:
+        return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")
+
+
+def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
+    """Whether the lock was lost before it was released. ``released`` is None if that failed.
+
+    A release that found the lock settles it: nobody else can have had it since. So does one that
+    did not find it. Only without a clear answer does the holder's own clock decide.
+    """
+    if known_lost:
+        return True
+    if released is None or released.assumed:
+        return held.past_deadline
+    return not released.ok
+
+
+def lock_lost(key: str, held: Held) -> LockLost:
+    return LockLost(
+        "the lock was lost before its block ended: the work under it was not protected to the end",
+        ErrorContext(key=key, lock_id=held.lock_id),
+    )
+
+
+def check_backend(backend: object, *, wants_async: bool) -> None:
+    """Refuse what is no backend, or one of the other kind: before anything is sent."""
+    kind = type(backend)
+    acquire = getattr(backend, "acquire", None)
+    # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
+    is_async = getattr(kind, "is_async", None)
+    if is_async is wants_async and callable(acquire):
+        return
+    if kind is type or not callable(acquire):
+        example = "AsyncRedisBackend" if wants_async else "RedisBackend"
+        name = f"the class {backend.__name__}" if isinstance(backend, type) else kind.__name__
+        raise invalid_argument(f"not a backend: {name}; a backend is, say, {example}(client)")
+    if is_async is None:
+        is_async = wants_async or inspect.iscoroutinefunction(acquire)
+    if is_async != wants_async:
+        raise invalid_argument(
+            "syncguard.aio takes a backend for asyncio; for a blocking one use syncguard"
+            if wants_async
+            else "syncguard takes a blocking backend; for one of asyncio use syncguard.aio"
+        )
+
+
+def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
+    """Refuse what the lock would not cover: it would be released before the body has run."""
+    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
+        raise invalid_argument(_GENERATOR)
+    is_async = _is(inspect.iscoroutinefunction, function)
+    if is_async and not wants_async:
+        raise invalid_argument(_ASYNC)
+    if wants_async and not is_async:
+        hidden = inspect.iscoroutinefunction(inspect.unwrap(function))
+        raise invalid_argument(_HIDDEN if hidden else _PLAIN)
+
+
+def covered(result: R, *, wants_async: bool) -> R:
+    """What a decorated function returned, unless that is a body which has yet to run.
+
+    A plain decorator hides an ``async def`` or a generator from ``check_decorated``. Others run
+    what they hide, such as asgiref's ``async_to_sync``: only the result tells them apart.
+    """
+    if not isinstance(result, _UNFINISHED):
+        return result
+    if not isinstance(result, AsyncGeneratorType):  # that one would have to be awaited
+        result.close()  # or Python warns of a coroutine that nobody awaited
+    if not isinstance(result, CoroutineType):
+        raise invalid_argument(_GENERATOR)
+    raise invalid_argument(_NOT_AWAITED if wants_async else _ASYNC)
+
+
+def _is(kind: Callable[[object], bool], function: object) -> bool:
+    """Whether a function is of a kind, or the ``__call__`` of an object that stands for one."""
+    while isinstance(function, partial):
+        function = function.func
+    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
+
+
+def may_enter(free: list[None], held: Held | None) -> bool:
+    """One block at a time, even if two threads come at once: who takes what is in the list."""
+    try:
+        free.pop()  # atomic
+    except IndexError:
+        # In a forked child the parent's block does not count.
+        return held is not None and held.in_forked_child
+    return True
+
+
+def in_use() -> LockError:
+    return invalid_argument("this lock() is in use already: make a new one for each block")
+
+
+def came_too_late(grant: Grant) -> bool:
+    """Whether a grant was under way for longer than its TTL: nobody could rely on it."""
+    return holder_clock_ms() >= grant.sent_at_ms + grant.ttl_ms

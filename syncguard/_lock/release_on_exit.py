@@ -1,0 +1,154 @@
+"""Release on exit: never raises, bounded time.
+
+Used by ``with backend.acquire(...)`` and by ``lock()``. What goes wrong reaches a callback, by
+default one that logs, without key and lock id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from syncguard._lock.callbacks import run_in_background
+from syncguard._lock.cancellation import settle
+from syncguard.errors import LockError, invalid_argument, is_interrupt
+from syncguard.keys import validate_ttl_ms
+from syncguard.types import OnReleaseError, ReleaseErrorContext, ReleaseResult
+
+_logger = logging.getLogger("syncguard")
+
+
+def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
+    """The default callback: say that a release failed and why, not of what."""
+    _logger.error(
+        "releasing a lock failed on leaving a %s block: %s: %s; its TTL will free it",
+        context.source,
+        error.code,
+        error,
+    )
+
+
+def check_callback(name: str, callback: object, *, may_be_async: bool = True) -> None:
+    """Refuse what cannot be called; None stands for no callback."""
+    if callback is None:
+        return
+    if not callable(callback):
+        raise invalid_argument(f"{name} must be callable")
+    if not may_be_async and inspect.iscoroutinefunction(callback):
+        raise invalid_argument(
+            f"{name} must be a plain function: a blocking backend cannot await an async def"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Disposal:
+    """How a backend's locks are let go: whom to tell of errors, and how long to try."""
+
+    on_release_error: OnReleaseError = log_release_error
+    timeout_ms: int | None = None
+
+    @classmethod
+    def of(cls, on_release_error: OnReleaseError | None, timeout_ms: int | None) -> Disposal:
+        check_callback("on_release_error", on_release_error)
+        if timeout_ms is not None:
+            validate_ttl_ms(timeout_ms, "dispose_timeout_ms")
+        return cls(on_release_error or log_release_error, timeout_ms)
+
+    def release(
+        self, release: Callable[[], ReleaseResult], context: Callable[[], ReleaseErrorContext]
+    ) -> ReleaseResult | None:
+        """Release; None when it failed and the callback was told.
+
+        Raises only what is not the backend's: a time limit or Ctrl-C that struck just now. Then
+        the release is tried once more first.
+        """
+        try:
+            if self.timeout_ms is None:
+                return release()
+            return _within(release, self.timeout_ms)
+        except BaseException as error:
+            if isinstance(error, LockError) and not is_interrupt(error):
+                self._tell(error, context)
+                return None
+            with contextlib.suppress(LockError):
+                release()
+            raise
+
+    async def release_async(
+        self,
+        release: Callable[[], Awaitable[ReleaseResult]],
+        context: Callable[[], ReleaseErrorContext],
+    ) -> ReleaseResult | None:
+        """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
+
+        async def releasing() -> ReleaseResult | None:
+            try:
+                return await _within_async(release, self.timeout_ms)
+            except LockError as error:
+                # In here, because a cancelled caller never learns how the release ended.
+                self._tell(error, context)
+                return None
+
+        return await settle(releasing())
+
+    def _tell(self, error: LockError, context: Callable[[], ReleaseErrorContext]) -> None:
+        try:
+            run_in_background(self.on_release_error(error, context()), _log_callback)
+        except Exception as failure:
+            _log_callback(failure)
+
+
+def _log_callback(_failure: Exception) -> None:
+    # The traceback may show the identifiers that the callback was given: not into a log.
+    _logger.error("the on_release_error callback itself failed")
+
+
+def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseResult:
+    # A thread, because a blocked client cannot be interrupted from outside. It goes on trying
+    # after we gave up, so that a slow server still frees the lock before its TTL does.
+    outcome: list[ReleaseResult | BaseException] = []
+
+    def run() -> None:
+        try:
+            outcome.append(release())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="syncguard-release", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads to be had: better slowly than not at all
+        return release()
+    thread.join(timeout_ms / 1000)
+    if not outcome:
+        raise _too_slow(timeout_ms)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def _within_async(
+    release: Callable[[], Awaitable[ReleaseResult]], timeout_ms: int | None
+) -> ReleaseResult:
+    if timeout_ms is None:
+        return await release()
+    task = asyncio.ensure_future(release())
+    done, _ = await asyncio.wait({task}, timeout=timeout_ms / 1000)
+    if not done:
+        task.add_done_callback(_ignore_outcome)
+        raise _too_slow(timeout_ms)
+    return task.result()
+
+
+def _ignore_outcome(task: asyncio.Future[ReleaseResult]) -> None:
+    if not task.cancelled():
+        task.exception()  # marks it as seen: the caller was told of the timeout already
+
+
+def _too_slow(timeout_ms: int) -> LockError:
+    return LockError("NetworkTimeout", f"the release did not finish within {timeout_ms} ms")

@@ -1,0 +1,254 @@
+"""``syncguard.aio.lock``: acquire with retries, hold, release on every way out. For asyncio.
+
+The decisions are made elsewhere (``acquiring``, ``options``, ``schedule``); this is the driver
+that awaits, the twin of ``lock``. A task that is cancelled while it acquires or releases leaves
+no lock behind.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
+
+from syncguard._backend.optional import Refusal
+from syncguard._backend.required import AsyncLockBackend, check_signal
+from syncguard._heartbeat import heartbeat_async as heartbeat
+from syncguard._heartbeat.on_lost import announce_async
+from syncguard._heartbeat.schedule import Beat
+from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
+from syncguard._lock.cancellation import settle
+from syncguard._lock.handles import AsyncAcquired
+from syncguard._lock.held import Held, OnLost
+from syncguard._lock.leaving import OneBlock, is_to_release
+from syncguard._lock.options import (
+    Options,
+    came_too_late,
+    check_backend,
+    check_decorated,
+    covered,
+    in_use,
+    lock_lost,
+    may_enter,
+    was_lost,
+)
+from syncguard._lock.waiting import open_async_waiter
+from syncguard.clock import monotonic_ms
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def lock(
+    backend: AsyncLockBackend,
+    key: str,
+    ttl_ms: int = DEFAULT_TTL_MS,
+    *,
+    acquisition: Acquisition = DEFAULT_ACQUISITION,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    holder: str | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+    signal: Signal | None = None,
+    reentrant: bool = False,
+) -> AsyncLock:
+    """A lock for an ``async with`` block or, as a decorator, for an ``async def`` function.
+
+    The twin of ``syncguard.lock``, with the same options; its callbacks may be ``async def``.
+    """
+    options = Options(
+        key,
+        ttl_ms,
+        acquisition,
+        auto_extend,
+        max_hold_ms,
+        holder,
+        on_lost,
+        on_release_error,
+        signal,
+        reentrant=reentrant,
+    )
+    return AsyncLock(backend, options)
+
+
+def hold(
+    backend: AsyncLockBackend,
+    acquired: AsyncAcquired,
+    *,
+    auto_extend: bool = False,
+    max_hold_ms: int | None = None,
+    on_lost: OnLost | None = None,
+    on_release_error: OnReleaseError | None = None,
+) -> AsyncLock:
+    """Hold a lock that is acquired already, for one block: for what ``adopt`` returns."""
+    options = Options.for_grant(
+        acquired,
+        auto_extend=auto_extend,
+        max_hold_ms=max_hold_ms,
+        on_lost=on_lost,
+        on_release_error=on_release_error,
+    )
+    return AsyncLock(backend, options, acquired)
+
+
+class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBackendConnection]]):
+    """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
+
+    def __init__(
+        self,
+        backend: AsyncLockBackend,
+        options: Options,
+        acquired: AsyncAcquired | None = None,
+        *,
+        function: Callable[..., object] | None = None,
+    ) -> None:
+        check_backend(backend, wants_async=True)
+        super().__init__(backend, options, acquired, function=function)
+
+    async def __aenter__(self) -> Held:
+        if not may_enter(self._free, self._held):
+            raise in_use()
+        try:
+            acquired, self._acquired = self._acquired, None
+            held = self._enter_again() if acquired is None else None
+            return held or self._hold(acquired or await self._acquire())
+        except BaseException:
+            self._forget()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        held, block, beat = self._held, self._block, self._watch
+        self._forget()
+        assert held is not None
+        assert block is not None
+        if not is_to_release(held, block):
+            return
+        if beat is not None:
+            heartbeat.unwatch(beat)
+        options, known_lost = self._options, held.known_lost
+        released = await options.disposal_of(self._backend.disposal, held).release_async(
+            lambda: self._leave(held, beat), lambda: options.release_context(held)
+        )
+        if was_lost(held, known_lost, released):
+            announce_async(held)
+            if error is None:
+                raise lock_lost(options.key, held)
+
+    async def _leave(
+        self, held: Held, beat: Beat[heartbeat.AsyncBackendConnection] | None
+    ) -> ReleaseResult:
+        if held.kept is None:
+            return await self._backend.release(held.lock_id)
+        (ttl_ms,) = held.kept
+        if ttl_ms is None:
+            return ReleaseResult(True, assumed=True)  # nobody was asked
+        if beat is not None:
+            await heartbeat.settle(beat)
+        extended = await self._backend.extend(held.lock_id, ttl_ms)
+        return ReleaseResult(extended.ok, extended.reason)
+
+    def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+        check_decorated(function, wants_async=True)
+
+        @functools.wraps(function)
+        async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            async with AsyncLock(self._backend, self._options, function=function):
+                return covered(await function(*args, **kwargs), wants_async=True)
+
+        return locked
+
+    async def _acquire(self) -> AsyncAcquired:
+        options = self._options
+        if options.ttl_ms < SHORT_TTL_MS:
+            warn_of_short_ttl(options.ttl_ms, self._function)
+        steps: Acquiring[AsyncAcquired] = acquiring(
+            options.acquisition, monotonic_ms, key=options.key
+        )
+        waiter = open_async_waiter(self._backend, options.key)
+        acquired: AsyncAcquired | None = None
+        try:
+            answer: AsyncAcquired | Refusal | bool | None = None
+            while acquired is None:
+                try:
+                    step = next(steps) if answer is None else steps.send(answer)
+                except StopIteration as done:
+                    acquired = done.value
+                    continue
+                if isinstance(step, Attempt):
+                    check_signal(options.signal)
+                    answer = await waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
+                    if not isinstance(answer, Refusal) and came_too_late(answer):
+                        await self._backend.release(answer.lock_id)
+                        answer = Refusal()
+                else:
+                    answer = await waiter.wait(step.ms, options.signal)
+        finally:
+            try:
+                await settle(waiter.close())
+            except BaseException:
+                # Cancelled with the lock in hand, on the last step to the caller.
+                if acquired is not None:
+                    await settle(self._backend.release(acquired.lock_id))
+                raise
+        return acquired
+
+    def _hold(self, acquired: AsyncAcquired) -> Held:
+        options = self._options
+        held = Held(acquired, options.on_lost)
+        self._enter(held)
+        if options.watched:
+            self._watch = heartbeat.watch(
+                held,
+                self._backend,
+                options.ttl_ms,
+                renews=options.auto_extend,
+                max_hold_ms=options.max_hold_ms,
+            )
+        return held
+
+
+class AsyncLockable:
+    """Gives an asyncio backend the method ``lock``."""
+
+    is_async: ClassVar = True
+
+    def lock(
+        self: AsyncLockBackend,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        acquisition: Acquisition = DEFAULT_ACQUISITION,
+        auto_extend: bool = False,
+        max_hold_ms: int | None = None,
+        holder: str | None = None,
+        on_lost: OnLost | None = None,
+        on_release_error: OnReleaseError | None = None,
+        signal: Signal | None = None,
+        reentrant: bool = False,
+    ) -> AsyncLock:
+        """``syncguard.aio.lock`` on this backend."""
+        return lock(
+            self,
+            key,
+            ttl_ms,
+            acquisition=acquisition,
+            auto_extend=auto_extend,
+            max_hold_ms=max_hold_ms,
+            holder=holder,
+            on_lost=on_lost,
+            on_release_error=on_release_error,
+            signal=signal,
+            reentrant=reentrant,
+        )

@@ -1,0 +1,1 @@
+"""Connections to Redis: send, read, recover, name errors. Private."""

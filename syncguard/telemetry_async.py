@@ -1,0 +1,246 @@
+"""``syncguard.aio.with_telemetry``: the twin of ``telemetry``, for asyncio backends."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from syncguard._backend.listing_and_health import (
+    LockPage,
+    Wanted,
+    async_listing_of,
+)
+from syncguard._backend.optional import (
+    AsyncExtendChannel,
+    AsyncOpensExtendChannel,
+    AsyncWaiter,
+    Extension,
+    Refusal,
+)
+from syncguard._backend.required import AsyncLockBackend
+from syncguard._lock.handles import AsyncAcquired
+from syncguard._lock.options import check_backend
+from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.waiting import open_async_waiter
+from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.errors import LockError
+from syncguard.lock_async import AsyncLockable
+from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter
+from syncguard.types import (
+    BackendCapabilities,
+    Contended,
+    ExtendResult,
+    LockInfo,
+    LockInfoDebug,
+    NotAdopted,
+    ReleaseResult,
+    Signal,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def with_telemetry(
+    backend: AsyncLockBackend, on_event: OnEvent, include_raw: IncludeRaw = False
+) -> AsyncReportingBackend:
+    """The same backend, reporting a ``LockEvent`` of every operation to ``on_event``.
+
+    The callback may be ``async def``; it is never awaited by the operation, and what it raises
+    never reaches the lock.
+    """
+    check_backend(backend, wants_async=True)
+    return AsyncReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
+
+
+class AsyncReportingBackend(AsyncLockable):
+    """What ``with_telemetry`` returns."""
+
+    def __init__(self, backend: AsyncLockBackend, reporter: Reporter) -> None:
+        self._inner = self.__wrapped__ = backend
+        self._reporter = reporter
+        self._observe = reporter.observe
+
+    @property
+    def capabilities(self) -> BackendCapabilities:
+        return self._inner.capabilities
+
+    @property
+    def disposal(self) -> Disposal:
+        return self._inner.disposal
+
+    def hash(self, value: str) -> str:
+        return self._inner.hash(value)
+
+    def __repr__(self) -> str:
+        return f"with_telemetry({self._inner!r})"
+
+    async def acquire(
+        self,
+        key: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | Contended:
+        with self._observe("acquire", key=key) as seen:
+            result = await self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
+            if isinstance(result, Contended):
+                seen.ended(False, "locked")
+                return result
+            seen.granted(result)
+            return dataclasses.replace(result, backend=self)
+
+    async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
+        with self._observe("release", lock_id=lock_id) as seen:
+            result = await self._inner.release(lock_id, signal=signal)
+            seen.ended(result.ok, result.reason)
+            return result
+
+    async def extend(
+        self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
+    ) -> ExtendResult:
+        with self._observe("extend", lock_id=lock_id) as seen:
+            result = await self._inner.extend(lock_id, ttl_ms, signal=signal)
+            seen.ended(result.ok, result.reason)
+            return result
+
+    async def adopt(
+        self,
+        lock_id: str,
+        ttl_ms: int = DEFAULT_TTL_MS,
+        *,
+        holder: str | None = None,
+        signal: Signal | None = None,
+    ) -> AsyncAcquired | NotAdopted:
+        """Reported as ``extend``: the lock lives on, in other hands."""
+        with self._observe("extend", lock_id=lock_id) as seen:
+            result = await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
+            if isinstance(result, NotAdopted):
+                seen.ended(False, result.reason)
+                return result
+            seen.granted(result)
+            return dataclasses.replace(result, backend=self)
+
+    async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
+        with self._observe("isLocked", key=key) as seen:
+            locked = await self._inner.is_locked(key, signal=signal)
+            seen.ended(locked)
+            return locked
+
+    async def lookup(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfo | None:
+        with self._observe("lookup", key=key, lock_id=lock_id) as seen:
+            info = await self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
+            seen.ended(info is not None)
+            return info
+
+    async def lookup_raw(
+        self,
+        *,
+        key: str | None = None,
+        lock_id: str | None = None,
+        signal: Signal | None = None,
+    ) -> LockInfoDebug | None:
+        with self._observe("lookup", key=key, lock_id=lock_id) as seen:
+            info = await self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
+            seen.ended(info is not None)
+            return info
+
+    async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
+        return await async_listing_of(self._inner).live_locks(limit, offset)
+
+    async def count_live_locks(self) -> int:
+        return await async_listing_of(self._inner).count_live_locks()
+
+    async def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
+        return await async_listing_of(self._inner).page_raw(limit, offset)
+
+    async def find_raw(
+        self,
+        is_wanted: Wanted,
+        at_most: int = 1,
+        *,
+        fence: str = "",
+        acquired_at_ms: int | None = None,
+    ) -> list[LockInfoDebug]:
+        return await async_listing_of(self._inner).find_raw(
+            is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
+        )
+
+    async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
+        inner = async_listing_of(self._inner)
+        with self._observe("release", key_hash=key_hash, lock_id_hash=lock_id_hash) as seen:
+            result = await inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+            seen.ended(result.ok, result.reason)
+            return result
+
+    def open_waiter(self, key: str) -> AsyncWaiter:
+        return _ReportingWaiter(self, open_async_waiter(self._inner, key), key)
+
+    async def open_extend_channel(self, timeout_ms: float) -> AsyncExtendChannel | None:
+        if not isinstance(self._inner, AsyncOpensExtendChannel):
+            return None
+        channel = await self._inner.open_extend_channel(timeout_ms)
+        # Without a channel the heartbeat awaits our extend, which reports.
+        return None if channel is None else _ReportingChannel(self, channel)
+
+    async def aclose(self) -> None:
+        """Close the backend that is watched, if it can be closed."""
+        close = getattr(self._inner, "aclose", None)
+        if close is not None:
+            await close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+
+class _ReportingWaiter:
+    def __init__(self, backend: AsyncReportingBackend, inner: AsyncWaiter, key: str) -> None:
+        self._backend = backend
+        self._key = key
+        self._inner = inner
+        self.wait = inner.wait
+        self.close = inner.close
+
+    async def attempt(
+        self, ttl_ms: int, holder: str | None, wait_ms: int
+    ) -> AsyncAcquired | Refusal:
+        with self._backend._observe("acquire", key=self._key) as seen:
+            answer = await self._inner.attempt(ttl_ms, holder, wait_ms)
+            if isinstance(answer, Refusal):
+                seen.ended(False, "locked")
+                return answer
+            seen.granted(answer)
+            return dataclasses.replace(answer, backend=self._backend)
+
+
+class _ReportingChannel:
+    def __init__(self, backend: AsyncReportingBackend, inner: AsyncExtendChannel) -> None:
+        self._backend = backend
+        self._inner = inner
+        self.close = inner.close
+
+    async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
+        try:
+            answers = await self._inner.extend(extensions)
+        except BaseException:  # also when the heartbeat lost its patience: it cancels
+            self._report(extensions, [LockError("NetworkTimeout")] * len(extensions))
+            raise
+        self._report(extensions, answers)
+        return answers
+
+    def _report(
+        self, extensions: Sequence[Extension], answers: Sequence[ExtendResult | LockError]
+    ) -> None:
+        for (lock_id, _), answer in zip(extensions, answers, strict=True):
+            self._backend._reporter.report_extension(lock_id, answer)

@@ -1,0 +1,85 @@
+"""The calls of locked functions that hold a lock now, innermost first.
+
+What Celery needs to know of them: whom to interrupt, and what becomes of a retry. Which locks the
+running code holds is not decided here: ``syncguard.current`` knows all of them. Kept in a context
+variable: every thread, greenlet and asyncio task sees its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncguard import Held, Lock, LockBackend
+from syncguard_celery.interrupt import Interrupt
+from syncguard_celery.message_header import contended_since_ms
+from syncguard_celery.options import LockOptions
+from syncguard_celery.task_call import Call
+
+Publish = Callable[..., Any]
+
+
+@dataclass(eq=False, slots=True)
+class Holding:
+    """One lock that one call holds."""
+
+    call: Call
+    options: LockOptions
+    backend: LockBackend
+    key: str = field(repr=False)
+    interrupt: Interrupt = field(repr=False)
+    lock: Lock = field(repr=False)
+    held: Held
+    started: float
+    """When the call came, on the monotonic clock."""
+    outer: Holding | None = field(repr=False)
+    since: float = field(default_factory=time.monotonic)
+    retry: tuple[Publish, float] | None = field(default=None, repr=False)
+    """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+    was_contended: bool = False
+    """Whether the task met contention before it got this lock."""
+    is_left: bool = False
+    is_retried: bool = False
+    """Whether the task's own retry is published already."""
+
+    def key_hash(self) -> str:
+        return self.backend.hash(self.key)
+
+    @property
+    def waited_ms(self) -> float:
+        """From the first time the task met contention, be it in an earlier delivery."""
+        return waited_ms(self.call, self.started, self.since)
+
+    @property
+    def held_ms(self) -> float:
+        return (time.monotonic() - self.since) * 1000
+
+
+def waited_ms(call: Call, started: float, until: float) -> float:
+    """How long a call waited that came at ``started``; both are times of the monotonic clock."""
+    since_ms = contended_since_ms(call.request)
+    if since_ms is None:
+        return (until - started) * 1000
+    return max(0.0, (time.time() - (time.monotonic() - until)) * 1000 - since_ms)
+
+
+_innermost: ContextVar[Holding | None] = ContextVar("innermost", default=None)
+
+
+def innermost() -> Holding | None:
+    return _innermost.get()
+
+
+def enclosing() -> Iterator[Holding]:
+    """All of them, innermost first."""
+    holding = _innermost.get()
+    while holding is not None:
+        yield holding
+        holding = holding.outer
+
+
+def put_innermost(holding: Holding | None) -> None:
+    _innermost.set(holding)

@@ -1,0 +1,144 @@
+"""How a call lets go of its lock: on every way out, once, and before anything else.
+
+Usually by releasing. A task that was too quick keeps the lock until ``min_hold_ms`` is over; one
+that will be retried hands its publish-time lock to the message of the retry, under a fresh id.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from celery.exceptions import Ignore, Reject, Retry
+
+from syncguard import LockError
+from syncguard_celery.contention_turns import note_hold
+from syncguard_celery.holder_label import holder_label
+from syncguard_celery.locked_calls import Holding, put_innermost
+from syncguard_celery.message_header import Sealed
+from syncguard_celery.publish_lock.handover import publish_with_lock, release_again
+from syncguard_celery.redelivery import ComesBack
+from syncguard_celery.signals import listening, logger, notify, task_lock_released
+from syncguard_celery.task_call import Call
+
+if TYPE_CHECKING:
+    from celery.app.task import Context
+
+_HANDED_ON: Final = "_syncguard_handed_on"
+
+
+def leave(holding: Holding, error: BaseException | None) -> None:
+    """Let go. Raises LockLost if the lock was lost and the task itself raised nothing."""
+    put_innermost(holding.outer)
+    try:
+        goes_on = _prepare(holding, error)
+        holding.lock.__exit__(type(error) if error else None, error, None)
+        if holding.was_contended:
+            note_hold(holding.key, max(holding.held_ms, holding.options.min_hold_ms or 0))
+        if goes_on:
+            _hand_on(holding)
+        else:
+            _notify_released(holding)
+    finally:
+        if holding.retry is not None:
+            _publish_retry(holding)
+
+
+def handed_on(request: Context) -> str | None:
+    """The id under which a lock waits for the retry of this request. It is taken out."""
+    lock_id = request.__dict__.pop(_HANDED_ON, None)
+    return None if lock_id is None else str.__str__(lock_id)
+
+
+def _prepare(holding: Holding, error: BaseException | None) -> bool:
+    """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
+    options, held = holding.options, holding.held
+    if options.at == "run" and options.min_hold_ms is None:
+        return False
+    if holding.is_retried or (isinstance(error, Reject) and getattr(error, "requeue", False)):
+        return False
+    if holding.retry is not None or ends_in_retry(holding.call, error):
+        goes_on = options.at == "publish" and holding.call.in_worker and not held.lost
+        if goes_on:
+            held.keep()
+        return goes_on
+    # What ends a process (SystemExit) ends the minimum too: the task will be run elsewhere.
+    if options.min_hold_ms is not None and (error is None or isinstance(error, Exception)):
+        rest_ms = round(options.min_hold_ms - holding.held_ms)
+        if rest_ms > 0 and not held.lost:
+            held.keep(rest_ms)
+    return False
+
+
+def _hand_on(holding: Holding) -> None:
+    """Give the lock, which nobody extends any more, a fresh id and the time to wait."""
+    assert holding.call.request is not None
+    delay_ms = 0.0 if holding.retry is None else holding.retry[1]
+    try:
+        answer = holding.backend.adopt(
+            holding.held.lock_id,
+            holding.options.pending_ttl_ms + round(delay_ms),
+            holder=holder_label(holding.call.name, holding.call.task_id),
+        )
+    except LockError as error:
+        # The retry is what matters. It knows this fence, and waits for what may be left of it.
+        logger.warning("a lock could not be handed on to a retry: %s: %s", error.code, error)
+        release_again(holding.backend, holding.held.lock_id)
+        return
+    if answer.ok:
+        holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
+
+
+def _publish_retry(holding: Holding) -> None:
+    assert holding.retry is not None
+    assert holding.call.request is not None
+    publish, _ = holding.retry
+    request = holding.call.request
+    lock_id = handed_on(request)
+    try:
+        if lock_id is None:
+            publish()
+        else:
+            publish_with_lock(lock_id, holding.backend, str(request.id), publish)
+    except Exception as error:
+        raise Reject(error, requeue=False) from error  # as Celery's own retry() does
+
+
+def _notify_released(holding: Holding) -> None:
+    if not listening(task_lock_released, logging.DEBUG) or holding.held.lost:
+        return
+    notify(
+        task_lock_released,
+        logging.DEBUG,
+        "let go of its lock",
+        holding.call,
+        holding.key_hash,
+        fence=holding.held.fence,
+        waited_ms=holding.waited_ms,
+        held_ms=holding.held_ms,
+    )
+
+
+def ends_in_retry(call: Call, error: BaseException | None) -> bool:
+    """Whether Celery will run this task again because of how it ended.
+
+    ``autoretry_for`` acts outside the function we wrap, after our lock is let go, so it has to be
+    foreseen. The rules are those of ``celery.app.autoretry``.
+    """
+    if isinstance(error, (ComesBack, Retry)):
+        return True
+    if error is None or call.task is None or call.request is None or call.request.called_directly:
+        return False
+    task: Any = call.task
+    if not hasattr(task, "_orig_run") or isinstance(error, Ignore):
+        return False
+    if isinstance(error, tuple(getattr(task, "dont_autoretry_for", ()))):
+        return False
+    if not isinstance(error, tuple(getattr(task, "autoretry_for", ()))):
+        return False
+    limit = getattr(task, "override_max_retries", None)
+    if limit is None:
+        limit = getattr(task, "retry_kwargs", {}).get("max_retries")
+    if limit is None:
+        limit = task.max_retries
+    return limit is None or call.request.retries < limit

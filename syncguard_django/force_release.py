@@ -1,0 +1,127 @@
+"""Force-release: freeing the lock of a holder that an administrator saw, and writing it down.
+
+The audit comes first, and is committed before the lock is touched: no lock is freed that the log
+does not know of. What came of it is written into the same row afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from django.apps import apps
+from django.db import router, transaction
+from django.utils.translation import gettext as _
+
+from syncguard import LockError, LockEvent
+from syncguard_django.configured_backends import locks
+from syncguard_django.live_locks import Failure, Holder, LiveLock
+from syncguard_django.models import Lock
+from syncguard_django.settings import configuration
+from syncguard_django.signals import sender_of_events
+
+if TYPE_CHECKING:
+    from django.contrib.admin.models import LogEntry
+
+_logger: Final = logging.getLogger("syncguard.audit")
+
+Outcome = Literal["begun", "released", "gone", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who releases: a name for the log, and an account of this site for the admin's log."""
+
+    name: str
+    user_pk: int | str | None
+
+    @property
+    def is_in_the_admins_log(self) -> bool:
+        """Whether there will be a row: the admin is installed, and an account is named."""
+        return self.user_pk is not None and apps.is_installed("django.contrib.admin")
+
+
+def release(holder: Holder, actor: Actor) -> bool | Failure:
+    """Free a lock, if this very holder still has it. False: it has not; nothing was changed."""
+    lock, info = holder.lock, holder.lock.info
+    audit = _Audit(lock, actor)
+    audit.write("begun")
+    try:
+        result = locks.inspector(lock.using).release(holder.lock_id)
+    except LockError as error:
+        # After a time-out nobody knows whether it happened.
+        audit.write("unknown", error.code)
+        return Failure(lock.using, error.code, str(error))
+    audit.write("released" if result.ok else "gone")
+    if result.ok and configuration().of(lock.using).telemetry:
+        event = LockEvent("release", "ok", key_hash=info.key_hash, lock_id_hash=info.lock_id_hash)
+        sender_of_events(lock.using)(event)
+    return result.ok
+
+
+class _Audit:
+    """One row in the admin's log, and lines in the log ``syncguard.audit``."""
+
+    def __init__(self, lock: LiveLock, actor: Actor) -> None:
+        self._lock = lock
+        self._actor = actor
+        self._row: LogEntry | None = None
+
+    def write(self, outcome: Outcome, code: str = "") -> None:
+        """Committed when this returns. An error of the database is the caller's to see."""
+        info = self._lock.info
+        if self._actor.is_in_the_admins_log:
+            self._save(outcome, code)
+        _logger.warning(
+            "force-release of %s (fence %s, alias %s) by %s: %s",
+            info.key_hash,
+            info.fence,
+            self._lock.using,
+            self._actor.name,
+            code or outcome,
+        )
+
+    def _save(self, outcome: Outcome, code: str) -> None:
+        from django.contrib.admin.models import CHANGE, LogEntry
+        from django.contrib.contenttypes.models import ContentType
+
+        assert self._actor.user_pk is not None
+        heading, text = _words(outcome, self._lock, code)
+        with transaction.atomic(using=router.db_for_write(LogEntry), durable=True):
+            if self._row is None:
+                kind = ContentType.objects.get_for_model(Lock)
+                self._row = LogEntry(
+                    user_id=self._actor.user_pk,
+                    content_type_id=kind.pk,
+                    object_id=f"{self._lock.using}:{self._lock.info.lock_id_hash}",
+                    action_flag=CHANGE,
+                )
+            self._row.object_repr, self._row.change_message = heading[:200], text
+            self._row.save()
+
+
+def _words(outcome: Outcome, lock: LiveLock, code: str) -> tuple[str, str]:
+    """What the admin's list of recent actions says, and the whole."""
+    info = lock.info
+    facts = {
+        "hash": info.key_hash,
+        "fence": lock.short_fence,
+        "id": info.lock_id_hash,
+        "alias": lock.using,
+        "code": code,
+    }
+    headings = {
+        "begun": _("Release begun: %(hash)s (fence %(fence)s)"),
+        "released": _("Released: %(hash)s (fence %(fence)s)"),
+        "gone": _("Not released, it was free: %(hash)s (fence %(fence)s)"),
+        "unknown": _("Perhaps released (%(code)s): %(hash)s (fence %(fence)s)"),
+    }
+    texts = {
+        "begun": _("Force-release begun: %(about)s."),
+        "released": _("Force-released: %(about)s."),
+        "gone": _("Tried to force-release; the holder had gone: %(about)s."),
+        "unknown": _("Tried to force-release (%(code)s): %(about)s."),
+    }
+    about = _("fence %(fence)s, lock-id hash %(id)s, alias %(alias)s") % facts
+    return headings[outcome] % facts, texts[outcome] % {"about": about, "code": code}

@@ -1,0 +1,278 @@
+"""How a task is struck: at the right time, once, and without disturbing others' signals."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from syncguard import LockLost
+from syncguard_celery.interrupt import (
+    GreenletInterrupt,
+    MainThreadInterrupt,
+    NoInterrupt,
+    ThreadInterrupt,
+    interrupt_here,
+    interrupts_disarmed,
+)
+
+
+def in_a_thread(function):
+    """Run it in a thread, and return or raise what it does."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(function())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    (result,) = outcome
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def fire_soon(interrupt):
+    threading.Timer(0.1, interrupt.fire).start()
+
+
+def test_the_main_thread_is_struck_in_its_sleep():
+    interrupt = interrupt_here()
+    assert isinstance(interrupt, MainThreadInterrupt)
+    fire_soon(interrupt)
+    started = time.monotonic()
+    with pytest.raises(LockLost):
+        interrupt.arm()
+        time.sleep(30)
+    interrupt.disarm()
+    assert time.monotonic() - started < 20
+
+
+def test_a_thread_is_struck_at_its_next_bytecode():
+    def loop():
+        interrupt = interrupt_here()
+        assert isinstance(interrupt, ThreadInterrupt)
+        fire_soon(interrupt)
+        interrupt.arm()
+        try:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+        finally:
+            interrupt.disarm()
+
+    with pytest.raises(LockLost):
+        in_a_thread(loop)
+
+
+def in_a_greenlet(function):
+    """The same in a greenlet of gevent; its hub is that of a thread of its own."""
+    gevent = pytest.importorskip("gevent")
+
+    def run():
+        try:
+            return gevent.spawn(function).get()
+        finally:
+            gevent.get_hub().destroy()
+
+    return in_a_thread(run)
+
+
+def test_a_greenlet_is_struck_in_its_sleep():
+    gevent = pytest.importorskip("gevent")
+
+    def sleep():
+        interrupt = interrupt_here()
+        assert isinstance(interrupt, GreenletInterrupt)
+        fire_soon(interrupt)
+        interrupt.arm()
+        try:
+            gevent.sleep(30)
+        except LockLost:
+            return "struck"
+        finally:
+            interrupt.disarm()
+
+    assert in_a_greenlet(sleep) == "struck"
+
+
+def test_a_blow_that_is_under_way_misses_a_greenlet_that_is_not_armed_any_more():
+    gevent = pytest.importorskip("gevent")
+
+    def run():
+        interrupt = interrupt_here()
+        interrupt.arm()
+        interrupt.fire()  # the hub has not run yet
+        interrupt.disarm()
+        gevent.sleep(0.05)
+        with pytest.raises(LockLost):
+            interrupt.arm()
+        interrupt.disarm()
+        return "unharmed"
+
+    assert in_a_greenlet(run) == "unharmed"
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_who_is_not_armed_is_not_struck(where):
+    def run():
+        interrupt = interrupt_here()
+        interrupt.arm()
+        interrupt.disarm()
+        interrupt.fire()
+        time.sleep(0.05)
+        with pytest.raises(LockLost):  # but learns of it when armed again
+            interrupt.arm()
+        interrupt.disarm()
+        interrupt.arm()  # once
+        interrupt.disarm()
+        return "unharmed"
+
+    assert (run() if where == "main" else in_a_thread(run)) == "unharmed"
+
+
+class Striker(threading.Thread):
+    """Fires as soon as ``go`` has something in it.
+
+    Started before the interrupt is armed: ``Thread.start`` itself cannot be interrupted safely,
+    and neither can ``Event.set``. Appending to a list can.
+    """
+
+    def __init__(self, interrupt):
+        super().__init__()
+        self.interrupt = interrupt
+        self.go = []
+        self.start()
+
+    def run(self):
+        while not self.go:
+            time.sleep(0)
+        self.interrupt.fire()
+
+
+def test_a_blow_that_falls_while_disarming_is_caught():
+    def run():
+        for _ in range(300):
+            interrupt = ThreadInterrupt()
+            striker = Striker(interrupt)
+            with contextlib.suppress(LockLost):
+                try:
+                    interrupt.arm()
+                    striker.go.append(True)
+                finally:
+                    interrupt.disarm()
+            striker.join()
+            sum(range(100))  # a blow that was not called off would fall here
+        return "unharmed"
+
+    try:
+        assert in_a_thread(run) == "unharmed"
+    except LockLost:
+        pytest.fail("a blow fell outside of arm and disarm")
+
+
+def test_in_the_main_thread_too():
+    for _ in range(300):
+        interrupt = MainThreadInterrupt()
+        striker = Striker(interrupt)
+        with contextlib.suppress(LockLost):
+            try:
+                interrupt.arm()
+                striker.go.append(True)
+            finally:
+                interrupt.disarm()
+        striker.join()
+    assert not MainThreadInterrupt._waiting
+
+
+def test_nobody_is_struck_who_did_not_ask_for_it():
+    interrupt = NoInterrupt()
+    interrupt.arm()
+    interrupt.fire()
+    interrupt.disarm()
+    interrupt.arm()
+    interrupt.disarm()
+
+
+def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
+    heard = []
+    before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    # As in a process in which no task was locked yet.
+    monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
+    try:
+        interrupt = MainThreadInterrupt()
+        signal.raise_signal(signal.SIGURG)
+        assert heard == ["foreign"]
+        fire_soon(interrupt)
+        with pytest.raises(LockLost):
+            interrupt.arm()
+            time.sleep(30)
+        interrupt.disarm()
+        assert heard == ["foreign"]  # that one was ours
+    finally:
+        signal.signal(signal.SIGURG, before)
+
+
+def test_a_forked_child_that_forgets_the_signals_it_inherited_listens_again():
+    program = """
+import os, signal
+from syncguard_celery.interrupt import MainThreadInterrupt, _on_signal
+MainThreadInterrupt()
+child = os.fork()
+if child:
+    _, status = os.waitpid(child, 0)
+    raise SystemExit(os.waitstatus_to_exitcode(status))
+signal.signal(signal.SIGURG, signal.SIG_DFL)  # as the processes of a pool begin
+MainThreadInterrupt()
+os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
+    heard = []
+    monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
+    first = MainThreadInterrupt()
+    ours = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    try:
+        fire_soon(first)
+        with pytest.raises(LockLost):
+            first.arm()
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                time.sleep(0.001)
+        first.disarm()
+        second = MainThreadInterrupt()  # stands before it again
+        assert signal.getsignal(signal.SIGURG) is ours
+        heard.clear()
+        signal.raise_signal(signal.SIGURG)
+        assert heard == ["foreign"]
+        fire_soon(second)
+        with pytest.raises(LockLost):
+            second.arm()
+            time.sleep(30)
+        second.disarm()
+    finally:
+        signal.signal(signal.SIGURG, ours)
+
+
+def test_outer_locks_do_not_strike_while_undisturbed():
+    outer = MainThreadInterrupt()
+    outer.arm()
+    with pytest.raises(LockLost), interrupts_disarmed([outer]):
+        outer.fire()
+        time.sleep(0.05)
+        reached = True
+    outer.disarm()
+    assert reached

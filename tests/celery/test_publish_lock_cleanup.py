@@ -1,0 +1,309 @@
+"""A publish-time lock, whatever becomes of its message: it goes with the task, or it goes."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import pytest
+from celery import Task
+from celery.app.task import Context
+from celery.exceptions import Ignore, NotRegistered
+from celery.signals import task_revoked
+from wrapped_backends import FailsSomeAdoptions, WrappedBackend
+
+from syncguard import LockError, with_telemetry
+from syncguard_celery import current_fence, locked_task
+from syncguard_celery.publish_lock.cleanup import _Elsewhere
+
+
+class Gate(Task):
+    """A base class that lets nobody through."""
+
+    def __call__(self, *_args, **_kwargs):
+        return "not today"
+
+
+class Maintenance(Task):
+    def before_start(self, *_):
+        raise RuntimeError("maintenance")
+
+
+@pytest.mark.parametrize(("base", "ends"), [(Gate, "SUCCESS"), (Maintenance, "FAILURE")])
+def test_it_is_released_when_the_task_ends_before_its_function_began(
+    app, deliver, syncguard_backend, base, ends
+):
+    @locked_task(app=app, base=base, key="k", at="publish")
+    def task(): ...
+
+    first = task.delay()
+    assert syncguard_backend.is_locked("k")
+    assert deliver().state == ends
+    assert not syncguard_backend.is_locked("k")
+    assert task.delay().id != first.id
+
+
+def test_it_is_released_when_the_worker_does_not_know_the_task(
+    prefork, worker_app, scene, locks, eventually
+):
+    @locked_task(app=worker_app.app, name=f"new-{scene.name}", key="{name}", at="publish")
+    def not_deployed_yet(name): ...
+
+    result = not_deployed_yet.apply_async((scene.name,), queue=prefork.queue)
+    with pytest.raises(NotRegistered):
+        result.get(timeout=30)
+    eventually(lambda: not locks.is_locked(scene.name))
+
+
+def test_it_goes_with_a_retry_that_was_decided_before_the_function_began(
+    app, deliver, syncguard_backend
+):
+    class Later(Task):
+        def before_start(self, *_):
+            if not self.request.retries:
+                raise self.retry(countdown=5)
+
+    @locked_task(app=app, base=Later, key="k", at="publish")
+    def task():
+        return current_fence()
+
+    task.delay()
+    assert deliver().state == "RETRY"
+    assert syncguard_backend.is_locked("k")
+    assert deliver().result == "000000000000001"
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_it_is_released_when_it_could_not_be_redeemed(app, deliver, syncguard_backend):
+    backend = FailsSomeAdoptions(syncguard_backend, 1)
+
+    @locked_task(app=app, key="k", at="publish", backend=backend, on_unavailable="fail")
+    def task(): ...
+
+    task.delay()
+    assert deliver().state == "FAILURE"
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_a_retry_redeems_what_could_not_be_redeemed_before(app, deliver, syncguard_backend):
+    @locked_task(
+        app=app,
+        key="k",
+        at="publish",
+        on_contention="skip",
+        on_unavailable="fail",
+        backend=FailsSomeAdoptions(syncguard_backend, 1),
+        autoretry_for=(LockError,),
+        retry_kwargs={"countdown": 1},
+    )
+    def task():
+        return current_fence()
+
+    task.delay()
+    assert deliver().state == "RETRY"
+    assert syncguard_backend.is_locked("k")
+    assert deliver().result == "000000000000001"
+
+
+@pytest.mark.parametrize("how", ["retry", "autoretry"])
+def test_a_lock_that_cannot_be_handed_on_does_not_end_the_retries(
+    app, deliver, syncguard_backend, how, caplog
+):
+    backend = FailsSomeAdoptions(syncguard_backend, 0)
+
+    @locked_task(
+        app=app,
+        key="k",
+        at="publish",
+        bind=True,
+        backend=backend,
+        autoretry_for=(ZeroDivisionError,),
+        retry_kwargs={"countdown": 1},
+    )
+    def task(self):
+        if self.request.retries:
+            return current_fence()
+        backend.failures = 1
+        if how == "retry":
+            raise self.retry(countdown=1)
+        return 1 / 0
+
+    task.delay()
+    assert deliver().state == "RETRY"
+    assert "could not be handed on" in caplog.text
+    again = deliver()
+    assert "lock" not in again.came_with
+    assert again.result == "000000000000002"
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_a_base_class_that_publishes_later_publishes_without_it(app, deliver, syncguard_backend):
+    deferred = []
+
+    class OnCommit(Task):
+        def apply_async(self, *args, **options):
+            deferred.append(functools.partial(super().apply_async, *args, **options))
+
+    @locked_task(app=app, base=OnCommit, key="k", at="publish", on_contention="skip")
+    def task():
+        return current_fence()
+
+    task.delay()
+    assert not syncguard_backend.is_locked("k"), "a rollback would leave it"
+    for publish in deferred:
+        publish()
+    assert deliver().result == "000000000000002"
+
+
+def test_a_message_protocol_without_headers_goes_without_it(app, syncguard_backend):
+    app.conf.task_protocol = 1
+
+    @locked_task(app=app, key="k", at="publish")
+    def task(): ...
+
+    task.delay()
+    assert not syncguard_backend.is_locked("k")
+
+
+def test_a_retry_does_not_make_the_key_again(app, deliver, syncguard_backend):
+    keys = iter(["first"])
+
+    @locked_task(app=app, key=lambda **_: next(keys), at="publish", bind=True)
+    def task(self):
+        if self.request.retries:
+            return current_fence()
+        raise self.retry(countdown=1)
+
+    task.delay()
+    assert deliver().state == "RETRY"
+    assert syncguard_backend.is_locked("first")
+    assert deliver().result == "000000000000001"
+
+
+def nothing(): ...
+
+
+class TestARevokedTask:
+    """Its worker says so at once, and drops the message only when the ETA has come."""
+
+    @pytest.fixture
+    def app(self, app):
+        app.conf.result_backend = "cache+memory://"
+        return app
+
+    @pytest.fixture
+    def task(self, app):
+        @locked_task(app=app, key="k", at="publish", ttl_ms=5_000)
+        def task(): ...
+
+        return task
+
+    def test_does_not_stand_in_the_way_of_its_successor(self, app, task, syncguard_backend):
+        first = task.apply_async(countdown=3_600)
+        app.backend.mark_as_revoked(first.id, "revoked", store_result=True)
+        second = task.apply_async(countdown=7_200)
+        assert second.id != first.id
+        assert f"[{second.id}]" in syncguard_backend.lookup(key="k").holder
+
+    def test_still_does_while_it_may_be_running(self, app, task, syncguard_backend):
+        first = task.delay()
+        with app.connection_for_read() as connection:
+            headers = connection.SimpleQueue(app.conf.task_default_queue).get(block=False).headers
+        holder = syncguard_backend.lookup(key="k").holder
+        assert syncguard_backend.adopt(headers["syncguard"]["lock"], 5_000, holder=holder).ok
+        app.backend.mark_as_revoked(first.id, "terminated", store_result=True)
+        assert task.delay().id == first.id
+
+    @pytest.mark.parametrize("runs", [True, False])
+    def test_that_is_terminated_while_it_runs_is_not_told_to_have_lost_its_lock(
+        self, app, syncguard_backend, runs
+    ):
+        """As the worker's main process does for revoke(terminate=True): it releases by the id in
+        the message, which the running task has spent."""
+        events = []
+        told = with_telemetry(syncguard_backend, on_event=events.append)
+        task = locked_task(app=app, name="told", key="k", at="publish", backend=told)(nothing)
+        task.delay()
+        with app.connection_for_read() as connection:
+            headers = connection.SimpleQueue(app.conf.task_default_queue).get(block=False).headers
+        if runs:
+            assert told.adopt(headers["syncguard"]["lock"], 30_000)
+        request = Context(dict(headers), syncguard=headers["syncguard"])
+        task_revoked.send(sender=task, request=request, terminated=True, signum=15, expired=False)
+        assert [(event.type, event.result) for event in events if event.type == "release"] == (
+            [] if runs else [("release", "ok")]
+        )
+        assert syncguard_backend.is_locked("k") is runs
+
+    def test_is_not_asked_for_where_there_is_no_result_store(self, app, task, monkeypatch):
+        def refuse(*_):
+            raise NotImplementedError
+
+        first = task.apply_async(countdown=3_600)
+        monkeypatch.setattr(app.backend, "get_task_meta", refuse)
+        assert task.delay().id == first.id
+
+
+class Hanging(WrappedBackend):
+    def __init__(self, backend):
+        super().__init__(backend)
+        self.go_on = threading.Event()
+        self.released = []
+
+    def lookup(self, *, lock_id):
+        return lock_id
+
+    def release(self, lock_id):
+        self.go_on.wait(20)
+        self.released.append(lock_id)
+
+
+def test_a_lock_service_that_hangs_does_not_stop_the_workers_main_loop(eventually):
+    backend, elsewhere = Hanging(None), _Elsewhere()
+    for number in range(100):  # which would take 20 s if each were waited for
+        elsewhere.release(backend, str(number))
+    assert not backend.released
+    backend.go_on.set()
+    eventually(lambda: len(backend.released) == 100)
+
+
+def test_a_release_that_failed_is_tried_again(eventually, syncguard_backend):
+    class Failing(WrappedBackend):
+        failures = 2
+
+        def release(self, lock_id):
+            if self.failures:
+                self.failures -= 1
+                raise LockError("ServiceUnavailable")
+            return self.backend.release(lock_id)
+
+    acquired = syncguard_backend.acquire("k", 60_000)
+    _Elsewhere().release(Failing(syncguard_backend), acquired.lock_id)
+    eventually(lambda: not syncguard_backend.is_locked("k"))
+
+
+def test_a_duplicate_of_an_eager_run_is_published_because_that_has_no_result(
+    app, syncguard_backend
+):
+    @locked_task(app=app, key="k", at="publish")
+    def task(again=False):
+        if again:
+            published.append(task.delay())
+        return syncguard_backend.lookup(key="k").holder
+
+    published = []
+    assert "[" not in task.apply((True,)).get()
+    assert published[0].id
+    app.conf.task_store_eager_result = True
+    result = task.apply((False,))
+    assert f"[{result.id}]" in result.get()
+
+
+def test_an_ignored_task_lets_go(app, deliver, syncguard_backend):
+    @locked_task(app=app, key="k", at="publish")
+    def task():
+        raise Ignore
+
+    task.delay()
+    assert deliver().state == "IGNORED"
+    assert not syncguard_backend.is_locked("k")

@@ -1,0 +1,115 @@
+"""Every way in which a task can end, by real signals on real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import celery
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded
+from celery.exceptions import TaskRevokedError
+
+
+@pytest.fixture
+def is_free(locks, scene):
+    return lambda: not locks.is_locked(f"visit:{scene.name}")
+
+
+def test_on_return(any_pool, worker_app, scene, is_free):
+    result = worker_app.ending.apply_async((scene.name, "return"), queue=any_pool.queue)
+    assert result.get(timeout=30) == "returned"
+    assert is_free()
+
+
+def test_on_an_exception(any_pool, worker_app, scene, is_free):
+    result = worker_app.ending.apply_async((scene.name, "raise"), queue=any_pool.queue)
+    with pytest.raises(ValueError, match=scene.name):
+        result.get(timeout=30)
+    assert is_free()
+
+
+def test_on_a_soft_time_limit(prefork, worker_app, scene, is_free):
+    result = worker_app.ending.apply_async(
+        (scene.name, "sleep"), soft_time_limit=0.5, queue=prefork.queue
+    )
+    with pytest.raises(SoftTimeLimitExceeded):
+        result.get(timeout=30)
+    assert is_free()
+
+
+def test_on_a_hard_time_limit(doomed, worker_app, scene, is_free, eventually):
+    result = worker_app.ending.apply_async((scene.name, "sleep"), time_limit=1, queue=doomed.queue)
+    with pytest.raises(TimeLimitExceeded):
+        result.get(timeout=30)
+    eventually(is_free, 10)
+
+
+def test_on_revoke_with_terminate(doomed, worker_app, scene, is_free, eventually):
+    result = worker_app.ending.apply_async((scene.name, "sleep"), queue=doomed.queue)
+    scene.seen("enter")
+    result.revoke(terminate=True)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=30)
+    eventually(is_free, 10)
+
+
+def test_on_warm_shutdown_after_the_task_has_ended(start_worker, worker_app, scene, is_free):
+    worker = start_worker("prefork", 1)
+    worker_app.visiting.apply_async((scene.name, True), queue=worker.queue)
+    scene.seen("enter")
+    worker.signal(signal.SIGTERM)
+    scene.go()
+    worker.wait()
+    assert is_free()
+    assert scene.events() == ["enter", "leave"]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_on_cold_shutdown(start_worker, worker_app, scene, is_free, eventually, pool):
+    if pool == "solo" and celery.VERSION < (5, 5):
+        pytest.skip("before Celery 5.5 a solo worker ends its task before it ends")
+    worker = start_worker(pool, 1)
+    worker_app.ending.apply_async((scene.name, "sleep"), queue=worker.queue)
+    scene.seen("enter")
+    worker.signal(signal.SIGQUIT)
+    eventually(is_free, 15)
+    worker.wait()
+
+
+def test_after_kill_9_the_ttl_frees_it_and_the_redelivered_task_has_a_higher_fence(
+    start_worker, worker_app, scene
+):
+    worker = start_worker("prefork", 1)
+    result = worker_app.surviving.apply_async((scene.name,), queue=worker.queue)
+    os.kill(scene.seen("enter")["pid"], signal.SIGKILL)
+    assert result.get(timeout=60) == "000000000000002"
+    first, *_, last = [line["fence"] for line in scene.notes()]
+    assert (first, last) == ("000000000000001", "000000000000002")
+
+
+def test_after_kill_9_of_the_whole_worker_another_one_gets_a_higher_fence(
+    start_worker, worker_app, scene, monkeypatch, eventually
+):
+    worker = start_worker("prefork", 1)
+    result = worker_app.surviving.apply_async((scene.name,), queue=worker.queue)
+    scene.seen("enter")
+    worker.kill_all()
+    # Redis gives an unacknowledged message out again after this; one that asks for it may start.
+    monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
+    eventually(lambda: worker_app.unacked_for(result.id) > 1.5)
+    start_worker("prefork", 1, queue=worker.queue)
+    assert result.get(timeout=60) == "000000000000002"
+
+
+def test_a_message_that_is_delivered_twice_makes_no_two_holders(
+    prefork, worker_app, scene, deliver_twice
+):
+    result = deliver_twice(worker_app.redelivered, scene.name)
+    scene.seen("contended")  # the same task id, the same retries: another lock id all the same
+    scene.go()
+    scene.seen("leave", times=2)
+    assert [e for e in scene.events() if e != "contended"] == ["enter", "leave"] * 2
+    fences = [line["fence"] for line in scene.notes() if line["event"] == "enter"]
+    assert fences == ["000000000000001", "000000000000002"]
+    assert result.get(timeout=30) in fences

@@ -1,0 +1,124 @@
+"""What signals and logs tell of a lock, and what they keep to themselves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+from wrapped_backends import release_as_administrator
+
+from syncguard import LockLost
+from syncguard_celery import (
+    locked_task,
+    task_lock_acquired,
+    task_lock_contended,
+    task_lock_lost,
+    task_lock_released,
+)
+
+
+def test_signals_tell_who_what_and_how_long(app, syncguard_backend):
+    told = []
+
+    def receiver(signal=None, **facts):
+        told.append((signal.name, facts))
+
+    signals = (task_lock_acquired, task_lock_contended, task_lock_lost, task_lock_released)
+    for signal in signals:
+        signal.connect(receiver)
+
+    @locked_task(app=app, name="told", key="told", on_contention="skip")
+    def task():
+        return None
+
+    try:
+        task.apply(task_id="the-id")
+        with syncguard_backend.acquire("told", 20_000):
+            task.apply(task_id="other-id")
+    finally:
+        for signal in signals:
+            signal.disconnect(receiver)
+    names = [name for name, _ in told]
+    assert names == ["task_lock_acquired", "task_lock_released", "task_lock_contended"]
+    acquired, released, contended = (facts for _, facts in told)
+    for facts in (acquired, released):
+        assert facts["sender"].name == facts["task_name"] == "told"
+        assert facts["task_id"] == "the-id"
+        assert facts["key_hash"] == syncguard_backend.hash("told")
+        assert facts["fence"] == "000000000000001"
+        assert facts["waited_ms"] >= 0
+    assert released["held_ms"] >= 0
+    assert (contended["task_id"], contended["policy"]) == ("other-id", "skip")
+    assert contended["key_hash"] == syncguard_backend.hash("told")
+    assert contended["fence"] == "000000000000002"
+
+
+def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
+    lost = threading.Event()
+    told = []
+
+    def receiver(signal=None, **facts):
+        told.append((signal.name, facts["key_hash"], facts["fence"]))
+        lost.set()
+
+    task_lock_lost.connect(receiver)
+    task_lock_released.connect(receiver)
+
+    @locked_task(app=app, name="lost", key="lost", ttl_ms=300)
+    def task():
+        release_as_administrator(syncguard_backend, "lost")
+        threading.Event().wait(20)
+
+    try:
+        with caplog.at_level(logging.ERROR, logger="syncguard.celery"), pytest.raises(LockLost):
+            task()
+        assert lost.wait(10)
+    finally:
+        task_lock_lost.disconnect(receiver)
+        task_lock_released.disconnect(receiver)
+    # Of what was lost nobody can let go.
+    assert told == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
+    (line,) = [record.message for record in caplog.records if "lost its lock" in record.message]
+    assert " held " in line
+    assert "waited" not in line, "it is not known, and not said"
+
+
+def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog, eventually):
+    called = threading.Event()
+
+    def on_lost():
+        called.set()
+        raise ValueError("oops")
+
+    @locked_task(app=app, name="lost", key="lost", ttl_ms=300, on_lost=on_lost)
+    def task():
+        release_as_administrator(syncguard_backend, "lost")
+        assert called.wait(10)
+
+    with pytest.raises(LockLost):
+        task()
+    failure = ("syncguard.celery", logging.ERROR, "the on_lost callback failed")
+    eventually(lambda: failure in caplog.record_tuples)
+
+
+def test_a_line_names_the_task_its_id_and_what_is_known(app, syncguard_backend, caplog):
+    @locked_task(app=app, name="named", key="named", on_contention="skip")
+    def task():
+        return None
+
+    with caplog.at_level(logging.DEBUG, logger="syncguard.celery"):
+        task.apply(task_id="the-id")
+        task()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("Task named[the-id] holds its lock (key ")
+    assert lines[2].startswith("Call of task named holds its lock (key ")
+    assert "None" not in "".join(lines)
+
+
+def test_no_key_and_no_lock_id_is_logged(settle, caplog, syncguard_backend):
+    with caplog.at_level(logging.DEBUG, logger="syncguard.celery"):
+        settle("secret")
+    assert caplog.records
+    assert "secret" not in caplog.text
+    assert syncguard_backend.hash("invoice:secret") in caplog.text

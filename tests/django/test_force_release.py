@@ -1,0 +1,122 @@
+"""Force-release: written down before it is done, and of the very holder, however many there are."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.db import IntegrityError, connection
+from django.test import Client, override_settings
+from testsite.visits import RELEASE, holder_of, said
+
+from syncguard.redis import RedisBackend
+from syncguard_django import force_release, live_locks, locks
+
+ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "20"))
+
+
+@pytest.fixture
+def root(db):  # noqa: ARG001 - accounts are in the database
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+@pytest.fixture
+def at_the_release(monkeypatch):
+    """What the database was like when the lock was freed: (in a transaction, rows, text)."""
+    seen = []
+    original = RedisBackend.release
+
+    def release(self, lock_id):
+        texts = list(LogEntry.objects.values_list("object_repr", flat=True))
+        seen.append((connection.in_atomic_block, texts))
+        return original(self, lock_id)
+
+    monkeypatch.setattr(RedisBackend, "release", release)
+    return seen
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("atomic_requests", [False, True])
+def test_the_audit_is_committed_before_the_lock_is_freed(
+    backend, root, at_the_release, monkeypatch, atomic_requests
+):
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic_requests)
+    backend.acquire("a", ttl_ms=60_000)
+    info = backend.lookup(key="a")
+    root.post(RELEASE, holder_of(info))
+    assert at_the_release == [(False, [f"Release begun: {info.key_hash} (fence 1)"])]
+    assert not backend.is_locked("a")
+    assert LogEntry.objects.get().object_repr == f"Released: {info.key_hash} (fence 1)"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_commit_that_fails_frees_nothing(backend):
+    """The database refuses the row only when it commits: its account does not exist."""
+    backend.acquire("a", ttl_ms=60_000)
+    holder = live_locks.lookup("default", key="a")
+    with pytest.raises(IntegrityError):
+        force_release.release(holder, force_release.Actor("nobody", 4711))
+    assert backend.is_locked("a")
+    assert not LogEntry.objects.exists()
+
+
+def test_a_page_from_before_the_secret_key_changed_still_releases(backend, root):
+    backend.acquire("a", ttl_ms=60_000)
+    seen = holder_of(backend.lookup(key="a"))
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["only-for-tests"]):
+        root.force_login(User.objects.get())
+        assert root.get(RELEASE, seen).status_code == 200
+        root.post(RELEASE, seen)
+        assert not locks["default"].is_locked("a")
+
+
+def test_a_key_hash_and_a_lock_id_hash_of_two_secrets_name_nobody(backend, root):
+    backend.acquire("a", ttl_ms=60_000)
+    old = holder_of(backend.lookup(key="a"))
+    with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["only-for-tests"]):
+        root.force_login(User.objects.get())
+        new = holder_of(locks["default"].lookup(key="a"))
+        mixed = {**new, "key_hash": old["key_hash"]}
+        assert said(root, root.post(RELEASE, mixed)).startswith("Nothing was released")
+        assert locks["default"].is_locked("a")
+
+
+def test_a_held_lock_is_found_while_others_come_and_go(backend, root, syncguard_redis):
+    for number in range(1_200):
+        backend.acquire(f"still:{number}", ttl_ms=600_000 + number)
+    held = backend.acquire("held", ttl_ms=600_500)
+    seen = holder_of(backend.lookup(key="held"))
+    stop = threading.Event()
+
+    def churn():
+        with RedisBackend.from_url(syncguard_redis.url, key_prefix="testsite") as other:
+            while not stop.is_set():
+                brief = [other.acquire(f"brief:{n}", 300_000) for n in range(100)]
+                other.extend(held.lock_id, 600_500)
+                for result in brief:
+                    result.release()
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        answers = [root.get(RELEASE, seen).status_code for _ in range(ROUNDS)]
+    finally:
+        stop.set()
+        thread.join()
+    assert answers == [200] * ROUNDS
+
+
+def test_finding_one_of_10000_holders_takes_a_step_for_each_thousand(many_locks, root):
+    info = locks["default"].lookup(key="invoice:9999")
+    root.get(RELEASE, holder_of(info))
+    before = many_locks.commands_processed()
+    assert root.get(RELEASE, holder_of(info)).status_code == 200
+    after = many_locks.commands_processed()
+    assert after["evalsha"] - before["evalsha"] <= 12
+    assert not after.get("keys", 0) - before.get("keys", 0)
+    assert not after.get("scan", 0) - before.get("scan", 0)

@@ -1,0 +1,184 @@
+"""Locks that are lost: the holder is told in time, by its own clock, and nobody else is hurt."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import pytest
+import redis
+from clients import backend_on
+from wait_until import TTL_MS, is_between_two_beats, wait_until
+
+from syncguard import (
+    LockLost,
+    lock,
+)
+from syncguard._lock.held import Held
+from syncguard.clock import holder_clock_ms
+from syncguard.redis import RedisBackend
+from syncguard.testing import RedisServer
+
+
+def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
+    frail_redis: RedisServer, backend: RedisBackend
+) -> None:
+    # redis-py's default client: it would wait for seconds and retry many times.
+    client = redis.Redis(port=frail_redis.port)
+    frail = RedisBackend(client)
+    told: list[float] = []
+    with lock(backend, "healthy", ttl_ms=TTL_MS, auto_extend=True) as healthy:
+        with pytest.raises(LockLost):
+            with lock(
+                frail,
+                "k",
+                ttl_ms=TTL_MS,
+                auto_extend=True,
+                on_lost=lambda: told.append(holder_clock_ms()),
+            ) as held:
+                wait_until(lambda: is_between_two_beats(held))
+                frail_redis.pause()
+                paused_at = holder_clock_ms()
+                wait_until(lambda: held.lost and bool(told))
+                frail_redis.resume()
+                with pytest.raises(LockLost):
+                    held.ensure_held()
+        # The other backend, on a healthy server, lost nothing meanwhile.
+        assert not healthy.lost
+    # The last request that succeeded was sent before the pause, so the deadline is less than a
+    # TTL after it. The callback ran before that, though Redis had said nothing.
+    assert held.deadline_ms < paused_at + TTL_MS
+    assert told[0] <= paused_at + TTL_MS
+    frail.close()
+    client.close()
+
+
+def test_a_lost_lock_stays_lost_when_the_server_is_back(frail_redis: RedisServer) -> None:
+    with backend_on(frail_redis.port) as backend:
+        with pytest.raises(LockLost):
+            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                with frail_redis.paused():
+                    wait_until(lambda: held.lost)
+                with frail_redis.client() as client:
+                    wait_until(client.ping)
+                assert held.lost
+        # Its release was attempted all the same, or its TTL has run out: nothing is left.
+        wait_until(lambda: not backend.is_locked("k"))
+
+
+def test_a_lock_that_was_seen_as_lost_is_lost_for_good(backend: RedisBackend) -> None:
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=60_000) as held:
+            held.renewed(holder_clock_ms() - 60_000, 60_000, held.expires_at_ms)
+            assert held.lost
+            # An answer that came too late: somebody may have acted upon the loss already.
+            held.renewed(holder_clock_ms(), 60_000, held.expires_at_ms)
+            assert held.lost
+
+
+def test_what_the_body_raised_wins_over_the_lost_lock(frail_redis: RedisServer) -> None:
+    with backend_on(frail_redis.port) as backend:
+        with pytest.raises(ZeroDivisionError):
+            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                with frail_redis.paused():
+                    wait_until(lambda: held.lost)
+                raise ZeroDivisionError
+
+
+def test_a_lock_that_was_force_released_is_lost_at_the_next_beat(backend: RedisBackend) -> None:
+    told = threading.Event()
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=3_000, auto_extend=True, on_lost=told.set) as held:
+            (info,) = backend.live_locks()
+            backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
+            assert told.wait(20)
+            # Long before its TTL, because the server said so.
+            assert holder_clock_ms() < held.deadline_ms
+            assert held.lost
+
+
+def test_a_slow_on_lost_delays_neither_other_heartbeats_nor_other_news(
+    backend: RedisBackend,
+) -> None:
+    release, second = threading.Event(), threading.Event()
+
+    def free(key: str) -> None:
+        held = backend.lookup(key=key)
+        assert held is not None
+        backend.force_release(held.key_hash, fence=held.fence, lock_id_hash=held.lock_id_hash)
+
+    with lock(backend, "alive", ttl_ms=TTL_MS, auto_extend=True) as alive, ExitStack() as stack:
+        stack.enter_context(pytest.raises(LockLost))
+        stack.enter_context(
+            lock(backend, "a", ttl_ms=900, auto_extend=True, on_lost=lambda: release.wait(20))
+        )
+        stack.enter_context(pytest.raises(LockLost))
+        stack.enter_context(lock(backend, "b", ttl_ms=900, auto_extend=True, on_lost=second.set))
+        free("a")
+        free("b")
+        assert second.wait(20)
+        before = alive.expires_at_ms
+        wait_until(lambda: alive.expires_at_ms > before)
+        release.set()
+
+
+def test_a_failing_on_lost_harms_nothing(
+    backend: RedisBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_held: Held) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=300, auto_extend=True, on_lost=fail) as held:
+            backend.release(held.lock_id)
+            wait_until(lambda: "on_lost" in caplog.text)
+    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+        before = held.expires_at_ms
+        wait_until(lambda: held.expires_at_ms > before)
+
+
+def test_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(backend: RedisBackend) -> None:
+    told = threading.Event()
+    with pytest.raises(LockLost):
+        with lock(
+            backend, "k", ttl_ms=1_500, auto_extend=True, max_hold_ms=2_000, on_lost=told.set
+        ) as held:
+            acquired_at = held._grant.sent_at_ms
+            assert told.wait(20)
+            lost_after = holder_clock_ms() - acquired_at
+            assert held.lost
+            # Renewed beyond its first TTL, and given up a TTL after the last renewal at most.
+            assert held.deadline_ms - acquired_at > 2_000
+            assert held.deadline_ms - acquired_at <= 2_000 + 1_500
+            assert lost_after >= 2_000 - 1_500
+    wait_until(lambda: not backend.is_locked("k"))
+
+
+def test_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
+    backend: RedisBackend,
+) -> None:
+    told: list[Held] = []
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=200, on_lost=told.append) as held:
+            wait_until(lambda: bool(told))
+    assert told == [held]
+
+
+def test_without_a_heartbeat_a_block_that_outlives_its_ttl_raises_lock_lost(
+    backend: RedisBackend,
+) -> None:
+    with pytest.raises(LockLost):
+        with lock(backend, "k", ttl_ms=50):
+            wait_until(lambda: not backend.is_locked("k"))
+
+
+def test_a_server_that_cannot_be_reached_at_all_still_loses_the_lock_in_time(
+    frail_redis: RedisServer,
+) -> None:
+    client = redis.Redis(port=frail_redis.port)
+    with client, RedisBackend(client, on_release_error=lambda _error, _context: None) as backend:
+        with pytest.raises(LockLost):
+            with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                frail_redis.kill()
+                wait_until(lambda: held.lost)
+                assert holder_clock_ms() <= held.deadline_ms + TTL_MS

@@ -1,0 +1,410 @@
+"""Waiting for a lock: woken by the release, there when the holder expires, gone when aborted."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import redis
+from call_later import call_later
+from clients import backend_on
+from wait_until import wait_until
+
+from syncguard import Acquired, Acquisition, LockError, lock
+from syncguard.backend import Refusal
+from syncguard.redis import RedisBackend
+from syncguard.redis._transport.connections import runner_pool
+from syncguard.redis.names import Names
+from syncguard.redis.waiter import RedisWaiter, pass_on
+from syncguard.testing import RedisServer
+
+FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+"""A waiter that would sleep for 50 s: whoever comes sooner was woken."""
+
+NAMES = Names("syncguard").of("k")
+
+
+@pytest.fixture
+def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
+    # Without a time-out of its own: the bound by the client's time-out has its own test.
+    with backend_on(syncguard_redis.port, socket_timeout=None) as backend:
+        yield backend
+
+
+def refuse(backend: RedisBackend, wait_ms: int) -> None:
+    """An attempt of a waiter that will wait so long, and is refused."""
+    call = backend.acquire_call("k", 1_000, None, wait_ms)
+    assert isinstance(backend.run_acquire(call, 1_000), Refusal)
+
+
+def blocked_clients(server: RedisServer) -> int:
+    with server.client() as observer:
+        return int(observer.info("clients")["blocked_clients"])
+
+
+def test_a_release_wakes_the_waiter(backend: RedisBackend, syncguard_redis: RedisServer) -> None:
+    with ThreadPoolExecutor() as pool:
+        with lock(backend, "k", ttl_ms=60_000):
+            waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        # Nobody waited for 50 s: the result came with the release.
+        held = waiter.result(timeout=20)
+        assert backend.release(held.lock_id).ok
+
+
+def test_one_release_wakes_one_waiter_and_the_chain_goes_on(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    order: list[str] = []
+
+    def take_turns() -> None:
+        with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
+            order.append(held.fence)
+
+    with ThreadPoolExecutor(max_workers=5) as pool:
+        with lock(backend, "k", ttl_ms=60_000):
+            waiters = [pool.submit(take_turns) for _ in range(5)]
+            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
+            before = syncguard_redis.commands_processed().get("evalsha", 0)
+        for waiter in waiters:
+            waiter.result(timeout=20)
+        calls = syncguard_redis.commands_processed().get("evalsha", 0) - before
+    assert order == sorted(order)
+    # One release of the first holder, then an acquire and a release each. A woken herd of five
+    # would have tried 5 + 4 + 3 + 2 + 1 times.
+    assert calls <= 1 + 5 * 2 + 4
+
+
+def test_a_waiter_is_there_when_the_holder_expires(backend: RedisBackend) -> None:
+    """Not woken, because a dead holder releases nothing; and not 50 s later either."""
+    holder = backend.acquire("k", ttl_ms=300)
+    assert holder.ok
+    with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
+        assert held.fence > holder.fence
+
+
+def test_a_waiter_with_a_longer_ttl_does_not_wait_for_its_own(backend: RedisBackend) -> None:
+    assert backend.acquire("k", ttl_ms=200).ok
+    with lock(backend, "k", ttl_ms=600_000, acquisition=FAR):
+        pass
+
+
+def test_an_abort_signal_ends_the_waiting(
+    backend: RedisBackend, syncguard_redis: RedisServer
+) -> None:
+    signal = threading.Event()
+    with ThreadPoolExecutor() as pool, lock(backend, "k", ttl_ms=60_000):
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR, signal=signal).__enter__())
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        signal.set()
+        with pytest.raises(LockError) as caught:
+            waiter.result(timeout=20)
+        assert caught.value.code == "Aborted"
+        wait_until(lambda: blocked_clients(syncguard_redis) == 0)
+
+
+def test_an_abort_is_looked_for_at_least_every_100_ms(backend: RedisBackend) -> None:
+    looks: list[float] = []
+
+    class Signal:
+        def is_set(self) -> bool:
+            looks.append(time.monotonic())
+            return len(looks) > 12
+
+    assert backend.acquire("k", ttl_ms=60_000).ok
+    with pytest.raises(LockError, match="aborted"):
+        lock(backend, "k", acquisition=FAR, signal=Signal()).__enter__()
+    gaps = sorted(after - before for before, after in itertools.pairwise(looks))
+    # The median, because this machine may pause us at any one of them.
+    assert gaps[len(gaps) // 2] < 0.1
+
+
+def test_a_plain_acquire_leaves_no_flag_and_its_release_pushes_nothing(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    holder = backend.acquire("k")
+    assert holder.ok
+    assert not backend.acquire("k").ok
+    holder.release()
+    assert not observer.exists(NAMES.waiting, NAMES.wake)
+
+
+def test_a_later_waiter_never_shortens_the_flag(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    assert backend.acquire("k").ok
+    refuse(backend, 40_000)
+    refuse(backend, 10)
+    assert observer.pttl(NAMES.waiting) > 30_000
+
+
+def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    for _ in range(3):
+        holder = backend.acquire("k")
+        assert holder.ok
+        refuse(backend, 40_000)
+        holder.release()
+    assert observer.llen(NAMES.wake) == 1
+    assert 0 < observer.pttl(NAMES.wake) <= 2_000
+
+
+def holder_and_waiter(backend: RedisBackend) -> tuple[Acquired, RedisWaiter]:
+    """Who has the lock, and who was refused it."""
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    waiter = backend.open_waiter("k")
+    waiter.attempt(1_000, None, 40_000)
+    return holder, waiter
+
+
+def woken(backend: RedisBackend, server: RedisServer) -> RedisWaiter:
+    """A waiter that has the wake-up in its hands."""
+    holder, waiter = holder_and_waiter(backend)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter.wait, 40_000, None)
+        wait_until(lambda: blocked_clients(server) == 1)
+        holder.release()
+        assert waiting.result(timeout=20) is True
+    return waiter
+
+
+def test_a_waiter_that_leaves_passes_its_wake_up_on(
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
+) -> None:
+    waiter = woken(backend, syncguard_redis)
+    waiter.close()  # without trying
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
+
+
+def test_a_waiter_whose_attempt_failed_passes_its_wake_up_on(
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
+) -> None:
+    waiter = woken(backend, syncguard_redis)
+    observer.set(NAMES.fence, "not a number")
+    with pytest.raises(LockError):
+        waiter.attempt(1_000, None, 40_000)
+    waiter.close()
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
+
+
+def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
+    backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
+) -> None:
+    signal = threading.Event()
+    holder, waiter = holder_and_waiter(backend)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(waiter.wait, 40_000, signal)
+        wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        signal.set()
+        with pytest.raises(LockError):
+            waiting.result(timeout=20)
+    # Redis still has it for a listener, and hands it the wake-up.
+    assert blocked_clients(syncguard_redis) == 1
+    holder.release()
+    assert blocked_clients(syncguard_redis) == 0
+    waiter.close()
+    wait_until(lambda: observer.llen(NAMES.wake) == 1)
+
+
+def leave(backend: RedisBackend) -> None:
+    """What a waiter does that may have swallowed a wake-up."""
+    pool = runner_pool(backend._client)
+    assert pool is not None
+    pass_on(backend.pass_on_call("k"), pool)
+
+
+def test_a_waiter_that_leaves_a_held_lock_wakes_nobody(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    assert backend.acquire("k").ok
+    refuse(backend, 40_000)
+    leave(backend)
+    assert not observer.exists(NAMES.wake)
+
+
+def test_the_last_waiter_that_leaves_wakes_nobody(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    leave(backend)
+    assert not observer.exists(NAMES.wake)
+
+
+def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_does_not_stay(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    observer.set(NAMES.waiting, "1", px=40_000)
+    for _ in range(3):
+        leave(backend)
+    assert observer.llen(NAMES.wake) == 1
+    assert 0 < observer.pttl(NAMES.wake) <= 2_000
+
+
+def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    """A lock as a client in another language writes it, and deletes it without a push."""
+    now = int(time.time() * 1000)
+    foreign = {
+        "lockId": "A" * 22,
+        "expiresAtMs": now + 60_000,
+        "acquiredAtMs": now,
+        "key": "k",
+        "fence": "000000000000001",
+    }
+    observer.set(NAMES.lock, json.dumps(foreign), px=60_000)
+    patient = Acquisition(timeout_ms=20_000, max_retries=100)
+    with (
+        call_later(0.3, lambda: observer.delete(NAMES.lock)),
+        lock(backend, "k", acquisition=patient),
+    ):
+        pass
+
+
+def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: RedisServer) -> None:
+    with backend_on(syncguard_redis.port, socket_timeout=0.3) as backend:
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        with call_later(1, holder.release), lock(backend, "k", acquisition=FAR):
+            pass
+
+
+def test_waiters_of_all_backends_leave_half_of_the_pool_to_the_others(
+    syncguard_redis: RedisServer,
+) -> None:
+    """Were every connection taken by a waiter, the holder could not release."""
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    backends = [RedisBackend(client) for _ in range(2)]
+    turns = Acquisition(timeout_ms=60_000, retry_delay_ms=50, max_retries=1_000)
+
+    def take_a_turn(n: int) -> None:
+        with lock(backends[n % 2], "k", ttl_ms=60_000, acquisition=turns):
+            pass
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        with lock(backends[0], "k", ttl_ms=60_000):
+            waiters = [pool.submit(take_a_turn, n) for n in range(8)]
+            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
+        for waiter in waiters:
+            waiter.result(timeout=60)
+    client.close()
+
+
+def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    with client, RedisBackend(client) as backend, ThreadPoolExecutor() as pool:
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        brief = Acquisition(timeout_ms=20, retry_delay_ms=50_000)
+        for _ in range(6):
+            with pytest.raises(LockError):
+                lock(backend, "k", acquisition=brief).__enter__()
+        wait_until(lambda: blocked_clients(syncguard_redis) == 0)
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
+        try:
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+        finally:
+            holder.release()
+        assert backend.release(waiter.result(timeout=60).lock_id).ok
+
+
+def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=3)
+    with RedisBackend(client) as backend, client.pubsub() as listening:
+        # The application needs one of them, a releasing thread another.
+        listening.subscribe("elsewhere")
+        holder = backend.acquire("k", ttl_ms=60_000)
+        assert holder.ok
+        often = Acquisition(timeout_ms=60_000, retry_delay_ms=30, max_retries=1_000)
+        with call_later(0.3, holder.release), lock(backend, "k", acquisition=often):
+            assert blocked_clients(syncguard_redis) == 0
+    client.close()
+
+
+def test_backends_that_come_and_go_leave_no_connection_taken(syncguard_redis: RedisServer) -> None:
+    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    for _ in range(30):
+        with RedisBackend(client).lock("k"):
+            pass
+    client.close()
+
+
+def test_an_abort_does_not_wait_for_a_redis_that_hangs() -> None:
+    signal = threading.Event()
+    with (
+        RedisServer() as server,
+        ThreadPoolExecutor() as pool,
+        backend_on(server.port, socket_timeout=None) as backend,
+    ):
+        assert backend.acquire("k", ttl_ms=60_000).ok
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR, signal=signal).__enter__())
+        wait_until(lambda: blocked_clients(server) == 1)
+        with server.paused():
+            signal.set()
+            with pytest.raises(LockError) as caught:
+                waiter.result(timeout=20)
+        assert caught.value.code == "Aborted"
+
+
+def test_an_interrupt_as_the_waiting_begins_leaves_no_foreign_reply_behind(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = redis.Redis(port=syncguard_redis.port)
+    backend = RedisBackend(client)
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    send = redis.connection.AbstractConnection.send_command
+
+    def interrupted(self: object, *command: object, **options: object) -> None:
+        send(self, *command, **options)
+        if command[0] == "BLPOP":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(redis.connection.AbstractConnection, "send_command", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lock(backend, "k", acquisition=FAR).__enter__()
+    monkeypatch.undo()
+    holder.release()
+    assert client.set("a", "1")
+    assert client.get("a") == b"1", "the reply to somebody else's BLPOP"
+    backend.close()
+    client.close()
+
+
+def test_the_time_for_acquiring_ends_the_waiting(backend: RedisBackend) -> None:
+    assert backend.acquire("k", ttl_ms=60_000).ok
+    with pytest.raises(LockError) as caught:
+        lock(
+            backend, "k", acquisition=Acquisition(timeout_ms=150, retry_delay_ms=50_000)
+        ).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_retries_that_are_used_up_end_the_waiting(backend: RedisBackend) -> None:
+    few = Acquisition(max_retries=3, retry_delay_ms=5, timeout_ms=60_000)
+    assert backend.acquire("k", ttl_ms=60_000).ok
+    with pytest.raises(LockError) as caught:
+        lock(backend, "k", acquisition=few).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+
+
+def test_a_redis_that_dies_under_a_waiter_is_reported_as_what_it_is() -> None:
+    with (
+        RedisServer() as server,
+        ThreadPoolExecutor() as pool,
+        backend_on(server.port, retry=None) as backend,
+    ):
+        assert backend.acquire("k", ttl_ms=60_000).ok
+        brief = Acquisition(timeout_ms=60_000, retry_delay_ms=300)
+        waiter = pool.submit(lambda: lock(backend, "k", acquisition=brief).__enter__())
+        wait_until(lambda: blocked_clients(server) == 1)
+        server.kill()
+        with pytest.raises(LockError) as caught:
+            waiter.result(timeout=60)
+        assert caught.value.code in ("ServiceUnavailable", "NetworkTimeout")

@@ -1,0 +1,46 @@
+"""Waiting for something to come true, and failing if it does not: no test sleeps and hopes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from syncguard import LockEvent
+from syncguard._lock.held import Held
+from syncguard.clock import holder_clock_ms
+
+TTL_MS = 3_000
+"""The TTL of locks that a test expects to be kept: a process on a busy machine can stall for a
+second, and a lock with a shorter TTL would be lost, rightly."""
+
+
+def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+def wait_until_extended(held: Held) -> None:
+    """Once more than it is by now."""
+    before = held.expires_at_ms
+    wait_until(lambda: held.expires_at_ms > before)
+
+
+async def wait_until_async(condition: Callable[[], object], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.002)
+
+
+def is_between_two_beats(held: Held) -> bool:
+    """Extended before, and the next extension is neither under way nor about to be."""
+    since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)
+    extended = held.deadline_ms > held._grant.sent_at_ms + TTL_MS
+    return extended and TTL_MS / 8 < since_last_ms < TTL_MS / 4
+
+
+def results_of_extensions(events: Iterable[LockEvent]) -> set[str]:
+    return {event.result for event in events if event.type == "extend"}

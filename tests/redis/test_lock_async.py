@@ -1,0 +1,371 @@
+"""``syncguard.aio.lock`` and ``hold`` on a real Redis: the twin of ``test_lock``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from syncguard import Acquisition, AcquisitionTimeout, LockError, LockLost, aio
+from syncguard._lock.release_on_exit import Disposal
+from syncguard.aio import AsyncAcquired, Contended, ExtendResult, ReleaseResult
+from syncguard.redis import AsyncRedisBackend
+from syncguard.redis._transport import runner_async
+from syncguard.redis._transport.connections import AsyncConnection, AsyncPool
+from syncguard.testing import RedisServer
+
+ONCE = Acquisition(max_retries=0, timeout_ms=0)
+
+
+@asynccontextmanager
+async def backend_on(server: RedisServer, **options: object) -> AsyncIterator[AsyncRedisBackend]:
+    async with AsyncRedisBackend.from_url(server.url, **options) as backend:  # type: ignore[arg-type]
+        yield backend
+
+
+def run(server: RedisServer, body: Callable[[AsyncRedisBackend], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with backend_on(server) as backend:
+            await asyncio.wait_for(body(backend), 60)
+
+    asyncio.run(main())
+
+
+def test_the_lock_is_held_in_the_block_and_free_after_it(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        async with aio.lock(backend, "k") as held:
+            info = await backend.lookup(lock_id=held.lock_id)
+            assert info is not None
+            assert info.fence == held.fence
+            with pytest.raises(LockError) as caught:
+                other = aio.lock(backend, "k", acquisition=ONCE).__aenter__()
+                await asyncio.create_task(other)  # type: ignore[arg-type]
+            assert isinstance(caught.value, AcquisitionTimeout)
+            assert caught.value.context.key == "k"
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        signal = asyncio.Event()
+        signal.set()
+        with pytest.raises(LockError) as caught:
+            await aio.lock(backend, "k", signal=signal).__aenter__()
+        assert caught.value.code == "Aborted"
+        assert await backend.count_fence_counters() == 0
+
+    run(syncguard_redis, body)
+
+
+def test_a_backend_has_lock_as_a_method_too(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        mine = backend.lock("secret-key", ttl_ms=5_000, holder="me")
+        async with mine as held:
+            assert "secret-key" not in repr(mine)
+            assert held.lock_id not in repr(mine)
+            info = await backend.lookup(key="secret-key")
+            assert info is not None
+            assert info.holder == "me"
+
+    run(syncguard_redis, body)
+
+
+def test_a_lock_decorates_async_functions(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        @aio.lock(backend, "k")
+        async def work(number: int) -> int:
+            assert await backend.is_locked("k")
+            return number + 1
+
+        assert await work(1) == 2
+        assert await asyncio.gather(*(work(n) for n in range(5))) == [1, 2, 3, 4, 5]
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_what_would_not_be_covered_cannot_be_decorated(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        async def generator() -> AsyncIterator[int]:
+            yield 1
+
+        def plain() -> None: ...
+
+        for function in (generator, plain):
+            with pytest.raises(LockError) as caught:
+                aio.lock(backend, "k")(function)  # type: ignore[arg-type]
+            assert caught.value.code == "InvalidArgument"
+
+    run(syncguard_redis, body)
+
+
+def test_one_lock_object_serves_one_block_at_a_time(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        mine = aio.lock(backend, "k")
+        async with mine:
+            with pytest.raises(LockError, match="in use"):
+                await mine.__aenter__()
+
+    run(syncguard_redis, body)
+
+
+def test_a_lock_that_somebody_took_away_is_reported_on_leaving(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        told: list[object] = []
+        with pytest.raises(LockLost):
+            async with aio.lock(backend, "k", on_lost=told.append) as held:
+                await backend.release(held.lock_id)
+        assert told == [held]
+
+    run(syncguard_redis, body)
+
+
+def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
+    """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
+
+    async def main() -> None:
+        with RedisServer() as server:
+            async with backend_on(server) as backend:
+                with pytest.raises(LockLost):
+                    async with aio.lock(backend, "k", ttl_ms=30_000):
+                        server.kill()
+                        server.restart()
+
+    asyncio.run(main())
+
+
+def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    original = runner_async.take_async
+
+    async def take(pool: AsyncPool) -> AsyncConnection:
+        taken.append("from the pool")
+        return await original(pool)
+
+    async def body(backend: AsyncRedisBackend) -> None:
+        monkeypatch.setattr(runner_async, "take_async", take)
+        monkeypatch.setattr(runner_async, "FRESH_FOR_S", 60.0)
+        await backend.is_locked("k")
+        await backend.is_locked("k")
+        assert len(taken) == 1
+        monkeypatch.setattr(runner_async, "FRESH_FOR_S", 0.0)
+        await backend.is_locked("k")
+        assert len(taken) == 2
+
+    run(syncguard_redis, body)
+
+
+def test_a_failing_async_on_lost_harms_nothing(
+    syncguard_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    async def body(backend: AsyncRedisBackend) -> None:
+        with pytest.raises(LockLost):
+            async with aio.lock(backend, "k", on_lost=fail) as held:
+                await backend.release(held.lock_id)
+        while "on_lost" not in caplog.text:
+            await asyncio.sleep(0)
+
+    run(syncguard_redis, body)
+
+
+def test_a_kept_lock_stays_after_its_block(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        async with aio.lock(backend, "k", ttl_ms=20_000) as held:
+            held.keep()
+        assert await backend.is_locked("k")
+        assert (await backend.release(held.lock_id)).ok
+        async with aio.lock(backend, "k", ttl_ms=50_000) as held:
+            held.keep(ttl_ms=5_000)
+        with syncguard_redis.client() as client:
+            assert 0 < client.pttl("syncguard:k") <= 5_000
+
+    run(syncguard_redis, body)
+
+
+def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        with pytest.raises(LockLost):
+            async with aio.lock(backend, "k", ttl_ms=50) as held:
+                held.keep()
+                while await backend.is_locked("k") or not held.past_deadline:
+                    await asyncio.sleep(0.001)
+
+    run(syncguard_redis, body)
+
+
+def test_one_lock_object_lets_no_second_task_wait_in_it(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        mine = aio.lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000))
+        somebody = await backend.acquire("k", ttl_ms=60_000)
+        assert somebody.ok
+        first = asyncio.ensure_future(mine.__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(LockError, match="in use"):
+            await mine.__aenter__()
+        await somebody.release()
+        assert (await first).fence == "000000000000002"
+        await mine.__aexit__(None, None, None)
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_an_adopted_lock_is_held_extended_and_released(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        first = await backend.acquire("k", ttl_ms=60_000)
+        assert first.ok
+        adopted = await backend.adopt(first.lock_id, ttl_ms=3_000)
+        assert adopted.ok
+        async with aio.hold(backend, adopted, auto_extend=True) as held:
+            before = held.expires_at_ms
+            while held.expires_at_ms == before:
+                held.ensure_held()
+                await asyncio.sleep(0.002)
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_a_failed_release_reaches_the_callback_and_not_the_caller() -> None:
+    async def main() -> None:
+        codes: list[str] = []
+        with RedisServer() as server:
+            async with backend_on(server, retry=None) as backend:
+                async with aio.lock(
+                    backend, "k", on_release_error=lambda error, _c: codes.append(error.code)
+                ):
+                    server.kill()
+        assert codes == ["ServiceUnavailable"]
+
+    asyncio.run(main())
+
+
+def test_dispose_timeout_ms_bounds_the_leaving(syncguard_redis: RedisServer) -> None:
+    async def main() -> None:
+        codes: list[str] = []
+        async with backend_on(
+            syncguard_redis,
+            dispose_timeout_ms=100,
+            on_release_error=lambda error, _context: codes.append(error.code),
+        ) as backend:
+            async with await backend.acquire("k", ttl_ms=60_000):
+                syncguard_redis.pause()
+            assert codes == ["NetworkTimeout"]
+            syncguard_redis.resume()
+            while await backend.is_locked("k"):
+                pass
+
+    asyncio.run(main())
+
+
+class Plain:
+    """A third party's backend: the contract, and nothing for waiting or heartbeats."""
+
+    def __init__(self, backend: AsyncRedisBackend) -> None:
+        self._backend = backend
+        self.acquires = 0
+        self.extends = 0
+
+    disposal = property(lambda _self: Disposal())
+
+    async def acquire(self, *args: object, **kwargs: object) -> AsyncAcquired | Contended:
+        self.acquires += 1
+        return await self._backend.acquire(*args, **kwargs)  # type: ignore[arg-type]
+
+    async def release(self, lock_id: str, **_kwargs: object) -> ReleaseResult:
+        return await self._backend.release(lock_id)
+
+    async def extend(self, lock_id: str, ttl_ms: int, **_kwargs: object) -> ExtendResult:
+        self.extends += 1
+        if self.extends == 1:
+            raise OSError("a fault of the first call")
+        return await self._backend.extend(lock_id, ttl_ms)
+
+
+def test_a_plain_backend_is_waited_for_by_sleeping_and_extended_by_calling(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        plain = Plain(backend)
+        holder = await backend.acquire("k", ttl_ms=1_000)
+        assert holder.ok
+        policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
+        async with aio.lock(
+            plain,  # type: ignore[arg-type]
+            "k",
+            ttl_ms=3_000,
+            auto_extend=True,
+            acquisition=policy,
+        ) as held:
+            before = held.expires_at_ms
+            while held.expires_at_ms == before:
+                held.ensure_held()
+                await asyncio.sleep(0.002)
+        assert plain.acquires > 1
+        assert plain.extends >= 2
+
+    run(syncguard_redis, body)
+
+
+def test_a_forked_child_does_not_release_the_parents_lock(syncguard_redis: RedisServer) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        parents = aio.lock(backend, "k", ttl_ms=20_000)
+        await parents.__aenter__()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # Without a loop's help: it returns before it awaits anything.
+                parents.__aexit__(None, None, None).send(None)  # type: ignore[attr-defined]
+            except StopIteration:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert await backend.is_locked("k")
+        await parents.__aexit__(None, None, None)
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)
+
+
+def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        await backend.is_locked("warm")
+        syncguard_redis.pause()
+        asyncio.get_running_loop().call_later(1.8, syncguard_redis.resume)
+        async with aio.lock(backend, "k", ttl_ms=1_500) as held:
+            assert held.fence == "000000000000002"
+
+    run(syncguard_redis, body)
+
+
+def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        await backend.is_locked("warm")
+        syncguard_redis.pause()
+        asyncio.get_running_loop().call_later(0.7, syncguard_redis.resume)
+        with pytest.raises(LockError) as caught:
+            await aio.lock(backend, "k", ttl_ms=600, acquisition=ONCE).__aenter__()
+        assert caught.value.code == "AcquisitionTimeout"
+        assert not await backend.is_locked("k")
+
+    run(syncguard_redis, body)

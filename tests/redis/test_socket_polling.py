@@ -1,0 +1,207 @@
+"""A reply from a Redis that is near is looked for; for one that is far we sleep."""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from syncguard import ReleaseResult
+from syncguard.redis import RedisBackend
+from syncguard.redis._transport import runner, socket_polling
+from syncguard.redis._transport.connections import Connection, Pool
+from syncguard.redis._transport.socket_polling import NEAR_S, Look, Nearness, look_at
+from syncguard.testing import RedisServer
+
+
+class Clock:
+    """Time that passes only when somebody looks or reads."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(socket_polling, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+class Line:
+    """A connection whose reply is there after so many looks, or after a long sleep."""
+
+    def __init__(self, clock: Clock, *, after_looks: int, sleep_s: float) -> None:
+        self._clock = clock
+        self._after = after_looks
+        self._sleep_s = sleep_s
+        self.looks = 0
+
+    def look(self, timeout: int) -> list[object]:
+        assert timeout == 0
+        self.looks += 1
+        self._clock.now += NEAR_S / 10
+        return ["news"] if self.looks > self._after else []
+
+    def read(self) -> None:
+        self._clock.now += self._sleep_s
+
+
+def near(clock: Clock) -> Line:
+    return Line(clock, after_looks=3, sleep_s=NEAR_S / 100)
+
+
+def far(clock: Clock) -> Line:
+    return Line(clock, after_looks=1000, sleep_s=NEAR_S * 4)
+
+
+def ask(nearness: Nearness, line: Line) -> int:
+    """How often it looked before it read."""
+    sent_at = nearness.linger(line.look)
+    line.read()
+    nearness.note(sent_at)
+    return line.looks
+
+
+def test_the_first_reply_is_waited_for_asleep(clock: Clock) -> None:
+    assert ask(Nearness(), near(clock)) == 0
+
+
+def test_after_a_quick_reply_the_next_is_looked_for_until_it_is_there(clock: Clock) -> None:
+    nearness = Nearness()
+    ask(nearness, near(clock))
+    assert ask(nearness, near(clock)) == 4
+
+
+def test_looking_ends_after_a_moment_and_then_we_sleep(clock: Clock) -> None:
+    nearness = Nearness()
+    ask(nearness, near(clock))
+    assert 5 < ask(nearness, far(clock)) < 15
+    assert ask(nearness, far(clock)) == 0, "one slow reply is enough to sleep at once"
+
+
+def test_a_redis_that_comes_nearer_is_looked_for_again(clock: Clock) -> None:
+    nearness = Nearness()
+    ask(nearness, far(clock))
+    assert ask(nearness, near(clock)) == 0
+    assert ask(nearness, near(clock)) > 0
+
+
+def test_where_no_thread_can_step_aside_every_reply_is_waited_for_asleep(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket_polling, "_step_aside", None)
+    nearness = Nearness()
+    ask(nearness, near(clock))
+    assert ask(nearness, near(clock)) == 0
+
+
+def test_under_gevent_every_reply_is_waited_for_asleep() -> None:
+    program = """
+from gevent import monkey
+monkey.patch_all()
+from syncguard.redis._transport.socket_polling import Nearness
+nearness, looks = Nearness(), []
+for _ in range(3):
+    nearness.note(nearness.linger(looks.append))
+assert nearness._is_near and not looks
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("has_poll", [True, False], ids=["poll", "select"])
+def test_looking_sees_what_there_is_to_read_and_the_end(
+    pair: tuple[socket.socket, socket.socket], has_poll: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_poll:  # as on Windows
+        monkeypatch.delattr(select, "poll")
+    ours, theirs = pair
+    look = look_at(ours)
+    assert not look(0)
+    theirs.send(b"+OK\r\n")
+    assert look(0)
+    ours.recv(64)
+    assert not look(0)
+    theirs.close()
+    assert look(0), "a closed connection has something to say"
+
+
+def test_a_kept_connection_that_somebody_closed_is_replaced(syncguard_redis: RedisServer) -> None:
+    client = syncguard_redis.client()
+    with client, RedisBackend(client) as backend:
+        held = backend.acquire("k")
+        assert held.ok
+        client.connection_pool.disconnect()
+        assert backend.release(held.lock_id) == ReleaseResult(True)
+
+
+def test_kept_connections_that_somebody_closed_do_not_use_the_pool_up(
+    syncguard_redis: RedisServer,
+) -> None:
+    client = syncguard_redis.client(max_connections=10)
+    with client, RedisBackend(client) as backend:
+        for _ in range(20):
+            assert backend.is_locked("k") is False
+            client.connection_pool.disconnect()
+
+
+def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+    original = runner.take
+
+    def take(pool: Pool) -> Connection:
+        taken.append("from the pool")
+        return original(pool)
+
+    monkeypatch.setattr(runner, "take", take)
+    monkeypatch.setattr(runner, "FRESH_FOR_S", 60.0)
+    with syncguard_redis.client() as client, RedisBackend(client) as backend:
+        backend.is_locked("k")
+        backend.is_locked("k")
+        assert len(taken) == 1
+        monkeypatch.setattr(runner, "FRESH_FOR_S", 0.0)
+        backend.is_locked("k")
+        assert len(taken) == 2
+
+
+def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
+    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lingering: list[str] = []
+    together = threading.Barrier(2)
+    original = Nearness.linger
+
+    def linger(self: Nearness, look: Look) -> float:
+        lingering.append(threading.current_thread().name)
+        if len(lingering) == 1:
+            together.wait(10)  # the kept connection is in use; let the other one call
+            together.wait(10)
+        return original(self, look)
+
+    with syncguard_redis.client() as client, RedisBackend(client) as backend:
+        backend.is_locked("k")
+        monkeypatch.setattr(Nearness, "linger", linger)
+        first = threading.Thread(target=backend.is_locked, args=("k",), name="first")
+        first.start()
+        together.wait(10)
+        assert backend.is_locked("k") is False
+        together.wait(10)
+        first.join(10)
+    assert lingering == ["first"]

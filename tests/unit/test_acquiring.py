@@ -1,0 +1,203 @@
+"""How lock() comes to its lock, driven with a clock of our own: no server and no sleeping."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncguard import Acquisition, LockError
+from syncguard._lock.acquiring import MAX_DELAY_MS, Attempt, Pause, acquiring, backoff_ms
+from syncguard.backend import Refusal
+
+GRANT = object()
+PLAIN = Acquisition(jitter="none", timeout_ms=10**9)
+
+
+class Drive:
+    """Plays the world around the generator: a clock, and answers to its wishes."""
+
+    def __init__(self, policy, *, chance=0.0):
+        self.now_ms = 1_000.0
+        self.steps = acquiring(policy, lambda: self.now_ms, lambda: chance)
+        self.wish = next(self.steps)
+
+    def attempt(self, answer=None, takes_ms=0):
+        """Answer an attempt, by default with a refusal."""
+        assert isinstance(self.wish, Attempt)
+        self.now_ms += takes_ms
+        self.wish = self.steps.send(answer or Refusal())
+
+    def pause(self, *, woken_after=None):
+        """Let the pause run out, or wake it earlier; return how long it was to be."""
+        assert isinstance(self.wish, Pause)
+        ms = self.wish.ms
+        self.now_ms += ms if woken_after is None else woken_after
+        self.wish = self.steps.send(woken_after is not None)
+        return ms
+
+    def pauses(self, count):
+        found = []
+        for _ in range(count):
+            self.attempt()
+            found.append(self.pause())
+        return found
+
+    def fails(self, answer=None):
+        with pytest.raises(LockError) as caught:
+            self.attempt(answer)
+        assert caught.value.code == "AcquisitionTimeout"
+        return str(caught.value)
+
+
+def test_a_free_lock_is_taken_at_the_first_attempt():
+    drive = Drive(PLAIN)
+    with pytest.raises(StopIteration) as done:
+        drive.attempt(GRANT)
+    assert done.value.value is GRANT
+
+
+def test_a_lock_that_becomes_free_is_taken_at_a_later_attempt():
+    drive = Drive(PLAIN)
+    drive.pauses(3)
+    with pytest.raises(StopIteration) as done:
+        drive.attempt(GRANT)
+    assert done.value.value is GRANT
+
+
+def test_exponential_backoff_doubles_the_delay():
+    assert Drive(PLAIN).pauses(5) == [100, 200, 400, 800, 1600]
+
+
+def test_fixed_backoff_keeps_the_delay():
+    policy = Acquisition(jitter="none", backoff="fixed", retry_delay_ms=70)
+    assert Drive(policy).pauses(4) == [70, 70, 70, 70]
+
+
+def test_doubling_ends_at_an_hour_and_never_overflows():
+    policy = Acquisition(max_retries=10**6, retry_delay_ms=10**6, jitter="none")
+    assert backoff_ms(policy, 5, lambda: 0.0) == MAX_DELAY_MS
+    assert backoff_ms(policy, 10**6, lambda: 0.0) == MAX_DELAY_MS
+
+
+@pytest.mark.parametrize(
+    ("jitter", "least", "middle"), [("none", 100, 100), ("equal", 50, 75), ("full", 0, 50)]
+)
+def test_jitter_takes_its_share_of_the_delay(jitter, least, middle):
+    policy = Acquisition(jitter=jitter)
+    assert backoff_ms(policy, 0, lambda: 0.0) == least
+    assert backoff_ms(policy, 0, lambda: 0.5) == middle
+    assert backoff_ms(policy, 0, lambda: 0.999) <= 100
+
+
+def test_the_delays_are_drawn_afresh_for_every_pause():
+    draws = iter([0.0, 0.5, 0.25])
+    steps = acquiring(Acquisition(jitter="full"), lambda: 0.0, lambda: next(draws))
+    next(steps)
+    assert steps.send(Refusal()).ms == 0.0
+    steps.send(False)
+    assert steps.send(Refusal()).ms == 100.0
+
+
+def test_the_last_pause_is_clamped_to_the_time_that_is_left():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=450))
+    assert drive.pauses(3) == [100, 200, 150]
+
+
+def test_after_the_last_clamped_pause_there_is_one_more_attempt():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=150))
+    drive.pauses(2)
+    with pytest.raises(StopIteration):
+        drive.attempt(GRANT)
+
+
+def test_when_the_time_is_over_the_error_names_the_time():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=150))
+    drive.pauses(2)
+    assert "within 150 ms" in drive.fails()
+
+
+def test_time_spent_in_attempts_counts():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=1_000))
+    with pytest.raises(LockError, match="within 1000 ms"):
+        drive.attempt(takes_ms=1_000)
+
+
+def test_when_the_retries_are_used_up_the_error_names_their_number():
+    drive = Drive(Acquisition(jitter="none", max_retries=2))
+    drive.pauses(2)
+    assert "after 2 retries" in drive.fails()
+
+
+def test_without_retries_there_is_one_attempt():
+    assert "after 0 retries" in Drive(Acquisition(max_retries=0)).fails()
+
+
+def test_without_time_there_is_one_attempt():
+    assert "within 0 ms" in Drive(Acquisition(timeout_ms=0)).fails()
+
+
+def test_the_error_says_who_is_to_blame():
+    assert "somebody else holds it" in Drive(Acquisition(max_retries=0)).fails()
+
+
+def test_wake_ups_are_not_counted_as_retries():
+    drive = Drive(Acquisition(jitter="none", max_retries=1, timeout_ms=10**9))
+    for _ in range(500):
+        drive.attempt()
+        drive.pause(woken_after=1)
+    drive.attempt()
+    drive.pause()
+    assert "after 1 retries" in drive.fails()
+
+
+def test_wake_ups_do_not_advance_the_backoff():
+    drive = Drive(PLAIN)
+    for _ in range(10):
+        drive.attempt()
+        assert drive.pause(woken_after=1) == 100
+    assert drive.pauses(2) == [100, 200]
+
+
+def test_wake_ups_are_bounded_by_the_timeout():
+    drive = Drive(Acquisition(jitter="none", max_retries=1, timeout_ms=500))
+    while drive.now_ms < 1_500:
+        drive.attempt()
+        drive.pause(woken_after=50)
+    assert "within 500 ms" in drive.fails()
+
+
+def test_the_wait_does_not_outlast_the_holder():
+    drive = Drive(PLAIN)
+    drive.attempt(Refusal(remaining_ms=30))
+    assert drive.pause() == 31
+
+
+def test_waiting_for_the_holder_to_expire_is_no_retry():
+    drive = Drive(Acquisition(jitter="none", max_retries=1, timeout_ms=10**9))
+    for _ in range(50):
+        drive.attempt(Refusal(remaining_ms=10))
+        drive.pause()
+    assert drive.pauses(1) == [100]
+    assert "after 1 retries" in drive.fails()
+
+
+def test_a_holder_that_lives_longer_than_the_delay_changes_nothing():
+    drive = Drive(PLAIN)
+    drive.attempt(Refusal(remaining_ms=60_000))
+    assert drive.pause() == 100
+    drive.attempt(Refusal(remaining_ms=60_000))
+    assert drive.pause() == 200
+
+
+def test_an_attempt_says_how_long_the_pause_after_it_would_be():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=150, max_retries=5))
+    assert drive.wish == Attempt(wait_ms=100)
+    drive.pauses(1)
+    assert drive.wish == Attempt(wait_ms=50)
+    drive.pauses(1)
+    assert drive.wish == Attempt(wait_ms=0)
+
+
+def test_the_last_attempt_announces_no_pause():
+    drive = Drive(Acquisition(jitter="none", max_retries=1))
+    drive.pauses(1)
+    assert drive.wish == Attempt(wait_ms=0)

@@ -1,0 +1,300 @@
+"""Letting go quietly: never raises, never waits too long, and tells the callback or the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import fakeredis
+import pytest
+
+from syncguard import LockError, ReleaseErrorContext, ReleaseResult, aio, lock
+from syncguard._lock.release_on_exit import Disposal
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+
+CONTEXT = ReleaseErrorContext("the-key", "A" * 22, "handle")
+RELEASED = ReleaseResult(True)
+
+
+class Blocking:
+    """Lets go through the blocking way."""
+
+    def __call__(self, disposal, release):
+        return disposal.release(release, lambda: CONTEXT)
+
+
+class Asyncio:
+    """Lets go through the asyncio way."""
+
+    def __call__(self, disposal, release):
+        async def run():
+            async def releasing():
+                return release()
+
+            return await disposal.release_async(releasing, lambda: CONTEXT)
+
+        return asyncio.run(run())
+
+
+both_ways = pytest.mark.parametrize("let_go", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
+
+
+def fails(error):
+    def release():
+        raise error
+
+    return release
+
+
+@both_ways
+def test_a_release_that_works_gives_its_result(let_go):
+    assert let_go(Disposal(), lambda: RELEASED) == RELEASED
+    assert let_go(Disposal(timeout_ms=60_000), lambda: RELEASED) == RELEASED
+
+
+@both_ways
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+def test_an_error_goes_to_the_callback_and_no_further(let_go, timeout_ms):
+    told, error = [], LockError("ServiceUnavailable")
+    disposal = Disposal(lambda *about: told.append(about), timeout_ms)
+    assert let_go(disposal, fails(error)) is None
+    assert told == [(error, CONTEXT)]
+
+
+@both_ways
+def test_a_lock_that_was_gone_is_no_error(let_go):
+    told = []
+    gone = ReleaseResult(False)
+    assert let_go(Disposal(lambda *about: told.append(about)), lambda: gone) == gone
+    assert told == []
+
+
+@both_ways
+def test_a_callback_that_fails_is_logged_without_what_it_was_told(let_go, caplog):
+    def complain(_error, context):
+        raise RuntimeError(f"cannot report {context.key}")
+
+    assert let_go(Disposal(complain), fails(LockError("Internal"))) is None
+    assert "on_release_error" in caplog.text
+    assert "the-key" not in caplog.text
+
+
+@both_ways
+def test_by_default_the_error_is_logged_without_key_and_lock_id(let_go, caplog):
+    caplog.set_level(logging.DEBUG, "syncguard")
+    let_go(Disposal(), fails(LockError("NetworkTimeout", "no answer")))
+    [record] = caplog.records
+    assert (record.name, record.levelno) == ("syncguard", logging.ERROR)
+    assert "NetworkTimeout: no answer" in record.getMessage()
+    assert "handle" in record.getMessage()
+    assert "the-key" not in caplog.text
+    assert "A" * 22 not in caplog.text
+
+
+def test_a_slow_release_is_given_up_and_goes_on_behind():
+    told, server_answers, finished = [], threading.Event(), threading.Event()
+
+    def slow():
+        server_answers.wait()
+        finished.set()
+        return RELEASED
+
+    disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
+    assert disposal.release(slow, lambda: CONTEXT) is None
+    assert [error.code for error in told] == ["NetworkTimeout"]
+    server_answers.set()
+    assert finished.wait(20)
+
+
+def no_more_threads(monkeypatch):
+    def refuse(_thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+def test_without_a_thread_to_be_had_the_release_runs_here(monkeypatch):
+    no_more_threads(monkeypatch)
+    assert Disposal(timeout_ms=60_000).release(lambda: RELEASED, lambda: CONTEXT) == RELEASED
+
+
+def test_without_a_thread_to_be_had_a_failed_release_is_told_too(monkeypatch):
+    no_more_threads(monkeypatch)
+    told, error = [], LockError("ServiceUnavailable")
+    disposal = Disposal(lambda *about: told.append(about), timeout_ms=60_000)
+    assert disposal.release(fails(error), lambda: CONTEXT) is None
+    assert told == [(error, CONTEXT)]
+
+
+def test_a_slow_release_is_given_up_in_asyncio_too():
+    told = []
+
+    async def run():
+        server_answers, finished = asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            await server_answers.wait()
+            finished.set()
+            return RELEASED
+
+        disposal = Disposal(lambda error, _context: told.append(error), timeout_ms=20)
+        assert await disposal.release_async(slow, lambda: CONTEXT) is None
+        assert not finished.is_set()
+        server_answers.set()
+        await asyncio.wait_for(finished.wait(), 20)
+
+    asyncio.run(run())
+    assert [error.code for error in told] == ["NetworkTimeout"]
+
+
+def test_a_slow_release_that_fails_behind_troubles_nobody():
+    async def run():
+        server_answers = asyncio.Event()
+
+        async def slow():
+            await server_answers.wait()
+            raise LockError("ServiceUnavailable")
+
+        disposal = Disposal(lambda *_about: None, timeout_ms=20)
+        await disposal.release_async(slow, lambda: CONTEXT)
+        server_answers.set()
+        await asyncio.sleep(0)
+
+    asyncio.run(run(), debug=True)
+
+
+def test_a_cancellation_waits_for_the_release_and_then_goes_on():
+    released = []
+
+    async def run():
+        sent, answered = asyncio.Event(), asyncio.Event()
+
+        async def release():
+            sent.set()
+            await answered.wait()
+            released.append(True)
+            return RELEASED
+
+        leaving = asyncio.create_task(Disposal().release_async(release, lambda: CONTEXT))
+        await sent.wait()
+        leaving.cancel()
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    asyncio.run(run())
+    assert released == [True]
+
+
+def test_a_release_that_fails_while_its_task_is_cancelled_is_told_too():
+    told = []
+
+    async def run():
+        sent, answered = asyncio.Event(), asyncio.Event()
+
+        async def release():
+            sent.set()
+            await answered.wait()
+            raise LockError("ServiceUnavailable")
+
+        disposal = Disposal(lambda error, context: told.append((error.code, context)))
+        leaving = asyncio.create_task(disposal.release_async(release, lambda: CONTEXT))
+        await sent.wait()
+        leaving.cancel()
+        answered.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+    asyncio.run(run())
+    assert told == [("ServiceUnavailable", CONTEXT)]
+
+
+async def release_fails():
+    raise LockError("ServiceUnavailable")
+
+
+def test_an_async_callback_runs_and_keeps_nobody_waiting():
+    async def run():
+        may_end, told = asyncio.Event(), asyncio.Queue()
+
+        async def tell(error, _context):
+            await may_end.wait()
+            told.put_nowait(error.code)
+
+        assert await Disposal(tell).release_async(release_fails, lambda: CONTEXT) is None
+        assert told.empty()
+        may_end.set()
+        assert await asyncio.wait_for(told.get(), 20) == "ServiceUnavailable"
+
+    asyncio.run(run())
+
+
+def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog):
+    async def run():
+        called = asyncio.Event()
+
+        async def complain(_error, context):
+            called.set()
+            raise RuntimeError(f"cannot report {context.key}")
+
+        await Disposal(complain).release_async(release_fails, lambda: CONTEXT)
+        await asyncio.wait_for(called.wait(), 20)
+
+    asyncio.run(run())
+    assert "on_release_error" in caplog.text
+    assert "the-key" not in caplog.text
+
+
+def test_an_async_callback_that_blocking_code_cannot_run_is_an_error_in_the_log(caplog):
+    async def never_run(_error, _context): ...
+
+    assert Disposal(never_run).release(fails(LockError("Internal")), lambda: CONTEXT) is None
+    assert "on_release_error" in caplog.text
+
+
+def test_a_blocking_backend_refuses_an_async_callback():
+    async def tell(_error, _context): ...
+
+    with pytest.raises(LockError, match="on_release_error must be a plain function") as caught:
+        RedisBackend(fakeredis.FakeRedis(), on_release_error=tell)
+    assert caught.value.code == "InvalidArgument"
+    AsyncRedisBackend(fakeredis.FakeAsyncRedis(), on_release_error=tell)
+
+
+def test_a_blocking_lock_refuses_an_async_callback():
+    async def tell(_error, _context): ...
+
+    with pytest.raises(LockError, match="on_release_error must be a plain function"):
+        lock(RedisBackend(fakeredis.FakeRedis()), "k", on_release_error=tell)
+    aio.lock(AsyncRedisBackend(fakeredis.FakeAsyncRedis()), "k", on_release_error=tell)
+
+
+class TimeLimitError(Exception):
+    """What a task runner throws into whatever runs at the time."""
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, TimeLimitError])
+def test_an_interruption_from_outside_is_raised_after_one_more_release(interruption):
+    calls, told = [], []
+
+    def interrupted_once():
+        calls.append(1)
+        if len(calls) == 1:
+            raise interruption
+        return RELEASED
+
+    with pytest.raises(interruption):
+        Disposal(lambda *about: told.append(about)).release(interrupted_once, lambda: CONTEXT)
+    assert (len(calls), told) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "options", [("call me", None), (None, 0), (None, 1.5), (None, True)], ids=repr
+)
+def test_bad_settings_are_refused(options):
+    with pytest.raises(LockError) as caught:
+        Disposal.of(*options)
+    assert caught.value.code == "InvalidArgument"
