@@ -20,10 +20,10 @@ from sys import modules as _modules
 from threading import get_ident
 from typing import Final
 
-from syncguard._lock.held import Held
+from syncguard._lock.held import Held, call_on_lost
 from syncguard.types import Fence
 
-__all__ = ["current_fence", "current_lock", "held_here", "held_locks"]
+__all__ = ["call_on_lost", "current_fence", "current_lock", "held_here", "held_locks"]
 
 
 class Block:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import syncguard
-from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, hold
-from syncguard.current import held_here
+from syncguard import Acquired, Acquisition, Held, Lock, LockBackend, LockError, OnLost, hold
+from syncguard.backend import invalid_argument
+from syncguard.current import call_on_lost, held_here
 from syncguard.key_templates import call_with
 from syncguard_celery.configured_backends import backend_of
 from syncguard_celery.contention import (
@@ -35,7 +36,6 @@ from syncguard_celery.options import (
     LockOptions,
     Policy,
     UnavailablePolicy,
-    refused,
 )
 from syncguard_celery.outage import is_doubtful_attempt, outlast_doubtful_attempt
 from syncguard_celery.propagation import remember
@@ -142,7 +142,7 @@ class Acquiring:
         for known in UNAVAILABLE_POLICIES:
             if chosen == known:
                 return known
-        raise refused(f"on_unavailable must choose one of {UNAVAILABLE_POLICIES}")
+        raise invalid_argument(f"on_unavailable must choose one of {UNAVAILABLE_POLICIES}")
 
     @property
     def _label(self) -> str:
@@ -169,7 +169,7 @@ class Acquiring:
         if held is None:
             return False
         if not self._options.reentrant:
-            raise refused(_NESTED)
+            raise invalid_argument(_NESTED)
         held.ensure_held()
         return True
 
@@ -248,7 +248,7 @@ class Acquiring:
         for known in POLICIES:
             if chosen == known:
                 return known
-        raise refused(f"on_contention must choose one of {POLICIES}")
+        raise invalid_argument(f"on_contention must choose one of {POLICIES}")
 
     def _notify_contended(self, key: str, error: LockContended, policy: Policy) -> None:
         self._was_contended = True
@@ -330,14 +330,8 @@ class Acquiring:
         )
 
 
-def _call_on_lost(on_lost: Callable[..., object], held: Held) -> None:
+def _call_on_lost(on_lost: OnLost, held: Held) -> None:
     try:
-        inspect.signature(on_lost).bind(held)
-    except (TypeError, ValueError):
-        arguments: tuple[Held, ...] = ()
-    else:
-        arguments = (held,)
-    try:
-        on_lost(*arguments)
+        call_on_lost(on_lost, held)
     except Exception:
         logger.exception("the on_lost callback failed")

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from syncguard import LockBackend, backends
+from syncguard.backend import invalid_argument
 from syncguard_celery.options import (
     BackendSource,
     LockOptions,
     is_backend,
-    refused,
     require_backend,
     require_backend_source,
 )
@@ -56,7 +56,7 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
         return backend
     if _DJANGO in sys.modules:
         return _django_backend("default")
-    raise refused(_NONE_CHOSEN)
+    raise invalid_argument(_NONE_CHOSEN)
 
 
 def _resolved(source: BackendSource) -> LockBackend:

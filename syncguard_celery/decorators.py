@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar,
 from celery import shared_task
 
 from syncguard import DEFAULT_TTL_MS
+from syncguard.backend import invalid_argument
 from syncguard.key_templates import KeySource
 from syncguard_celery.locked_function import LockedFunction, wrap
 from syncguard_celery.misspelt_options import refuse_misspelt
@@ -20,7 +21,6 @@ from syncguard_celery.options import (
     LostSource,
     PolicySource,
     UnavailableSource,
-    refused,
 )
 from syncguard_celery.publish_lock import apply_async, cleanup
 from syncguard_celery.pydantic_keys import pydantic_options
@@ -116,7 +116,7 @@ def locked_task(
     passes through. The lock's options are those of ``LockOptions``.
     """
     if key is None:
-        raise refused(_NO_KEY)
+        raise invalid_argument(_NO_KEY)
     options = LockOptions(
         backend=backend,
         using=using,

@@ -16,6 +16,7 @@ from celery.app.task import Task
 from celery.exceptions import Reject
 
 from syncguard import LockLost
+from syncguard.backend import invalid_argument
 from syncguard.fake_lock import fake_lock
 from syncguard.key_templates import Binder, KeySource, key_maker
 from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
@@ -23,7 +24,7 @@ from syncguard_celery.acquire import Acquiring, Skipped
 from syncguard_celery.disabled_locks import locks_disabled
 from syncguard_celery.interrupt import interrupts_disarmed
 from syncguard_celery.locked_calls import Holding, enclosing, innermost, put_innermost
-from syncguard_celery.options import LockOptions, refused
+from syncguard_celery.options import LockOptions
 from syncguard_celery.outage import (
     deliver_after_loss,
     is_delivered_after_loss,
@@ -53,9 +54,13 @@ class LockedFunction:
         pydantic: dict[str, Any] | None = None,
     ) -> None:
         if isinstance(function, Task):
-            raise refused("a task already: put @locked below @app.task, or use @locked_task alone")
+            raise invalid_argument(
+                "a task already: put @locked below @app.task, or use @locked_task alone"
+            )
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise refused("a generator or async function runs after its call: it cannot be locked")
+            raise invalid_argument(
+                "a generator or async function runs after its call: it cannot be locked"
+            )
         self.function = function
         self.options = options
         self.pydantic = pydantic

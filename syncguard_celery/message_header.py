@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from syncguard import normalize_and_validate_key
+from syncguard.backend import Secret
 
 if TYPE_CHECKING:
     from celery.app.task import Context
@@ -32,15 +33,6 @@ MAX_FENCES: Final = 64
 """The oldest are dropped beyond this: a header must not grow for ever along an endless chain."""
 
 Fences = dict[str, str]
-
-
-class Sealed(str):
-    """A lock id that does not show when the request it travels in is logged."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<sealed>"
 
 
 def key_digest(key: str) -> str:
@@ -102,7 +94,7 @@ def fences_in(header: dict[str, Any], name: str) -> Fences:
 def seal_lock(header: dict[str, Any]) -> None:
     """Hide the lock id from whoever prints the request."""
     if "lock" in header:
-        header["lock"] = Sealed(header["lock"])
+        header["lock"] = Secret(header["lock"])
 
 
 def take_lock(request: Context | None) -> str | None:
@@ -114,4 +106,4 @@ def take_lock(request: Context | None) -> str | None:
 
 def put_back(request: Context | None, lock_id: str) -> None:
     """It could not be redeemed: whoever comes next may find it there."""
-    header_of(request)["lock"] = Sealed(lock_id)
+    header_of(request)["lock"] = Secret(lock_id)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import Task
 
-from syncguard_celery.options import LockOptions, refused
+from syncguard.backend import invalid_argument
+from syncguard_celery.options import LockOptions
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -29,7 +30,7 @@ def refuse_misspelt(task_options: Mapping[str, Any], app: Celery | None) -> None
     for name in task_options:
         meant = closest(name, _OURS)
         if meant is not None and not _is_known(name, task_options, app):
-            raise refused(
+            raise invalid_argument(
                 f"{name} is no option of a locked task, nor of a Celery task: did you mean {meant}?"
             )
 

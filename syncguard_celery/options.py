@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from syncguard import DEFAULT_TTL_MS, LockBackend, LockError
+from syncguard import DEFAULT_TTL_MS, LockBackend
+from syncguard.backend import invalid_argument
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -66,13 +67,13 @@ class LockOptions:
             if getattr(self, name) is not None:
                 _require_ms(name, getattr(self, name))
         if not isinstance(self.reentrant, bool):
-            raise refused("reentrant must be True or False")
+            raise invalid_argument("reentrant must be True or False")
         if self.max_hold_ms is not None and not self.auto_extend:
-            raise refused("max_hold_ms ends renewal, so it needs auto_extend=True")
+            raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
         if self.backend is not None:
             require_backend_source("backend", self.backend)
             if self.using is not None:
-                raise refused("give either backend= or using=, not both")
+                raise invalid_argument("give either backend= or using=, not both")
         _require_choice("at", self.at, get_args(At))
         if not callable(self.on_contention):
             _require_choice("on_contention", self.on_contention, POLICIES, "or a callable")
@@ -83,12 +84,7 @@ class LockOptions:
                 "on_unavailable", self.on_unavailable, UNAVAILABLE_POLICIES, "or a callable"
             )
         if self.unavailable_timeout_ms < _SHORTEST_OUTAGE_MS:
-            raise refused(_OUTAGE_TOO_SHORT)
-
-
-def refused(message: str) -> LockError:
-    """The error for what cannot be meant. It names the rule, never a value from a call."""
-    return LockError("InvalidArgument", message)
+            raise invalid_argument(_OUTAGE_TOO_SHORT)
 
 
 def is_backend(source: object) -> TypeIs[LockBackend]:
@@ -98,9 +94,9 @@ def is_backend(source: object) -> TypeIs[LockBackend]:
 
 def require_backend(name: str, value: object) -> None:
     if not is_backend(value):
-        raise refused(f"{name} must be a backend, a callable that makes one, or a URL")
+        raise invalid_argument(f"{name} must be a backend, a callable that makes one, or a URL")
     if getattr(value, "is_async", False) or inspect.iscoroutinefunction(value.acquire):
-        raise refused(f"{name} is for asyncio, and a task needs a blocking one")
+        raise invalid_argument(f"{name} is for asyncio, and a task needs a blocking one")
 
 
 def require_backend_source(name: str, value: object) -> None:
@@ -110,9 +106,9 @@ def require_backend_source(name: str, value: object) -> None:
 
 def _require_ms(name: str, value: object) -> None:
     if type(value) is not int or value <= 0:
-        raise refused(f"{name} must be a whole number of milliseconds, above 0")
+        raise invalid_argument(f"{name} must be a whole number of milliseconds, above 0")
 
 
 def _require_choice(name: str, value: object, choices: tuple[str, ...], more: str = "") -> None:
     if value not in choices:
-        raise refused(f"{name} must be one of {choices} {more}".rstrip())
+        raise invalid_argument(f"{name} must be one of {choices} {more}".rstrip())

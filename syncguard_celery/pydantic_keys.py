@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from syncguard_celery.options import refused
+from syncguard.backend import invalid_argument
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -54,7 +54,7 @@ def validating(
             key: str | None = validate(*args, **kwargs)
         except pydantic.ValidationError:
             # "from None": its text shows the arguments.
-            raise refused("no key can be made: the arguments are not valid") from None
+            raise invalid_argument("no key can be made: the arguments are not valid") from None
         return key
 
     return make

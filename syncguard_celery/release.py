@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 from celery.exceptions import Ignore, Reject, Retry
 
 from syncguard import LockError
+from syncguard.backend import Secret
 from syncguard_celery.contention_turns import note_hold
 from syncguard_celery.holder_label import holder_label
 from syncguard_celery.locked_calls import Holding, put_innermost
-from syncguard_celery.message_header import Sealed
 from syncguard_celery.publish_lock.handover import publish_with_lock, release_again
 from syncguard_celery.redelivery import ComesBack
 from syncguard_celery.signals import listening, logger, notify, task_lock_released
@@ -86,7 +86,7 @@ def _hand_on(holding: Holding) -> None:
         release_again(holding.backend, holding.held.lock_id)
         return
     if answer.ok:
-        holding.call.request.__dict__[_HANDED_ON] = Sealed(answer.lock_id)
+        holding.call.request.__dict__[_HANDED_ON] = Secret(answer.lock_id)
 
 
 def _publish_retry(holding: Holding) -> None:

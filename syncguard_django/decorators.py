@@ -15,13 +15,13 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from asgiref.sync import iscoroutinefunction
 
-from syncguard import Acquisition, LockError
+from syncguard import Acquisition, LockError, OnLost
 from syncguard.key_templates import key_of
 from syncguard.short_ttl import warn_of_short_ttl
 from syncguard_django.deferred_locks import finished
 from syncguard_django.holder_label import label_of
 from syncguard_django.locked_response import refusal
-from syncguard_django.locking import OnLost, alock, lock
+from syncguard_django.locking import alock, lock
 from syncguard_django.retry_after import ask, ask_async, retry_after_s
 from syncguard_django.settings import DEFAULT_ALIAS, Until, configuration
 from syncguard_django.view_transactions import (

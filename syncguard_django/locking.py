@@ -9,25 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
-from syncguard import Acquisition, Held, LockError, ReleaseErrorContext, aio
+from syncguard import Acquisition, Held, LockError, OnLost, OnReleaseError, Signal, aio
 from syncguard import lock as lock_on
 from syncguard.aio import AsyncLock
+from syncguard.current import call_on_lost
 from syncguard_django.configured_backends import alocks, locks
 from syncguard_django.deferred_locks import TransactionLock, slot_of
 from syncguard_django.holder_label import label_of_caller
 from syncguard_django.settings import DEFAULT_ALIAS, UNTIL, Until, configuration
 from syncguard_django.signals import async_sender_of_events, loss_of, sender_of_events
-
-OnLost = Callable[[Held], object] | Callable[[], object]
-OnReleaseError = Callable[[LockError, ReleaseErrorContext], object]
-
-
-class Signal(Protocol):
-    """What can call off the waiting: anything with ``is_set``, such as threading.Event."""
-
-    def is_set(self) -> bool: ...
 
 
 def lock(
@@ -120,7 +111,8 @@ def _signalling(
 ) -> Callable[[Held], None]:
     def lost(held: Held) -> None:
         sender_of_events(using)(loss_of(hash(held.lock_id)))
-        _told(on_lost, held)
+        if on_lost is not None:
+            call_on_lost(on_lost, held)
 
     return lost
 
@@ -130,18 +122,8 @@ def _signalling_async(on_lost: OnLost | None, using: str, hash: Callable[[str], 
         sending = async_sender_of_events(using)(loss_of(hash(held.lock_id)))
         if sending is not None:
             await sending
-        result = _told(on_lost, held)
+        result = None if on_lost is None else call_on_lost(on_lost, held)
         if inspect.isawaitable(result):
             await result
 
     return lost
-
-
-def _told(on_lost: OnLost | None, held: Held) -> object:
-    if on_lost is None:
-        return None
-    try:
-        inspect.signature(on_lost).bind(held)
-    except (TypeError, ValueError):  # takes no argument, like threading.Event().set
-        return on_lost()  # type: ignore[call-arg]
-    return on_lost(held)  # type: ignore[call-arg]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import selectors
-import socket
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
@@ -14,6 +13,7 @@ from syncguard._backend.optional import ExtendChannel
 from syncguard._backend.required import LockBackend
 from syncguard._heartbeat.fallback_channel import as_lock_error
 from syncguard._heartbeat.schedule import Beat, Schedule
+from syncguard._heartbeat.wake_up import WakeUp
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError
 from syncguard.types import ExtendResult
@@ -110,15 +110,12 @@ class WakeableSelector:
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
-        self._wake_sender.setblocking(False)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ)
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up, selectors.EVENT_READ)
         self._descriptors: dict[ExtendChannel, int] = {}
 
     def wake(self) -> None:
-        with contextlib.suppress(OSError):  # full: it wakes already; closed: nobody sleeps
-            self._wake_sender.send(b"!")
+        self._wake_up.send()
 
     def watch(self, channel: ExtendChannel, connection: BackendConnection) -> None:
         descriptor = self._descriptors[channel] = channel.fileno()
@@ -141,10 +138,9 @@ class WakeableSelector:
                 self._selector.modify(descriptor, events, key.data)
         ready = [key.data for key, _ in self._selector.select(timeout_s)]
         if None in ready:
-            with contextlib.suppress(BlockingIOError):
-                self._wake_receiver.recv(4096)
+            self._wake_up.clear()
         return [connection for connection in ready if connection is not None]
 
     def close(self) -> None:
-        for each in (self._selector, self._wake_receiver, self._wake_sender):
-            each.close()
+        self._selector.close()
+        self._wake_up.close()

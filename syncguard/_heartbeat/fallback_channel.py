@@ -6,9 +6,7 @@ announced on a socket that the heartbeat can watch like any other.
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -16,6 +14,7 @@ from typing import Final
 
 from syncguard._backend.optional import Extension
 from syncguard._backend.required import AsyncLockBackend, LockBackend
+from syncguard._heartbeat.wake_up import WakeUp
 from syncguard.errors import ErrorContext, LockError
 from syncguard.types import ExtendResult
 
@@ -29,19 +28,17 @@ class FallbackChannel:
         self._backend = backend
         self._requests: queue.SimpleQueue[Sequence[Extension] | None] = queue.SimpleQueue()
         self._answers: deque[ExtendResult | LockError] = deque()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._wake_receiver.setblocking(False)
+        self._wake_up = WakeUp()
         threading.Thread(target=self._run, name="syncguard-extend", daemon=True).start()
 
     def fileno(self) -> int:
-        return self._wake_receiver.fileno()
+        return self._wake_up.fileno()
 
     def send(self, extensions: Sequence[Extension]) -> None:
         self._requests.put(extensions)
 
     def receive(self) -> list[ExtendResult | LockError]:
-        with contextlib.suppress(BlockingIOError):
-            self._wake_receiver.recv(4096)
+        self._wake_up.clear()
         answers = []
         while self._answers:
             answers.append(self._answers.popleft())
@@ -49,15 +46,13 @@ class FallbackChannel:
 
     def close(self) -> None:
         self._requests.put(None)
-        self._wake_receiver.close()
+        self._wake_up.close()
 
     def _run(self) -> None:
-        with self._wake_sender:
-            while (extensions := self._requests.get()) is not None:
-                for lock_id, ttl_ms in extensions:
-                    self._answers.append(self._extend(lock_id, ttl_ms))
-                with contextlib.suppress(OSError):
-                    self._wake_sender.send(b"!")
+        while (extensions := self._requests.get()) is not None:
+            for lock_id, ttl_ms in extensions:
+                self._answers.append(self._extend(lock_id, ttl_ms))
+            self._wake_up.send()
 
     def _extend(self, lock_id: str, ttl_ms: int) -> ExtendResult | LockError:
         try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Final
 
-_running: Final[set[asyncio.Future[None]]] = set()
+from syncguard._lock.background import keep
 
 
 def run_in_background(result: object, complain: Callable[[Exception], object]) -> None:
@@ -30,6 +29,4 @@ def run_in_background(result: object, complain: Callable[[Exception], object]) -
         if inspect.iscoroutine(result):
             result.close()  # or Python warns that nobody awaited it
         raise
-    task = loop.create_task(run())
-    _running.add(task)  # the loop itself holds tasks only weakly
-    task.add_done_callback(_running.discard)
+    keep(loop.create_task(run()))

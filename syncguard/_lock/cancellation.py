@@ -11,12 +11,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from syncguard._lock.background import keep
+
 T = TypeVar("T")
 
 GRACE_S: Final = 5.0
 """How long a cancellation waits at most for a server that does not answer."""
-
-_background: Final[set[asyncio.Task[Any]]] = set()
 
 
 async def settle(operation: Coroutine[Any, Any, T]) -> T:
@@ -39,8 +39,8 @@ async def finished(task: asyncio.Task[T]) -> bool:
     while not task.done():
         left = deadline - loop.time()
         if left <= 0:
-            _background.add(task)
-            task.add_done_callback(_forget)
+            keep(task)
+            task.add_done_callback(_ignore_outcome)
             return False
         try:
             await asyncio.wait({task}, timeout=left)
@@ -51,7 +51,6 @@ async def finished(task: asyncio.Task[T]) -> bool:
     return True
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
-    _background.discard(task)
+def _ignore_outcome(task: asyncio.Task[Any]) -> None:
     if not task.cancelled():
         task.exception()

@@ -109,10 +109,11 @@ class Held:
             self._unannounced.pop()  # atomic: the heartbeat and the leaving block may both come
         except IndexError:
             return None
-        return self._on_lost and partial(_tell, self._on_lost, self)
+        return self._on_lost and partial(call_on_lost, self._on_lost, self)
 
 
-def _tell(on_lost: OnLost, held: Held) -> object:
+def call_on_lost(on_lost: OnLost, held: Held) -> object:
+    """Call it with the lock, or with nothing if it takes nothing."""
     try:
         inspect.signature(on_lost).bind(held)
     except (TypeError, ValueError):  # takes no argument, like threading.Event().set

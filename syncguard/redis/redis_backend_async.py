@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import redis
 import redis.asyncio
@@ -19,6 +19,7 @@ import redis.asyncio
 from syncguard._backend.listing_and_health import LockPage, Wanted, sanitized
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
+from syncguard._lock.background import keep
 from syncguard._lock.cancellation import finished
 from syncguard._lock.handles import AsyncAcquired
 from syncguard.clock import holder_clock_ms
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
-
-_undoing: Final[set[asyncio.Task[None]]] = set()
 
 
 class AsyncRedisBackend(Configured, AsyncLockable):
@@ -327,9 +326,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
                     return
 
     def _undo_later(self, lock_id: object) -> None:
-        task = asyncio.ensure_future(self._undo(lock_id))
-        _undoing.add(task)
-        task.add_done_callback(_undoing.discard)
+        keep(asyncio.ensure_future(self._undo(lock_id)))
 
     def _acquired(self, granted: Granted, ttl_ms: int, sent_at_ms: float) -> AsyncAcquired:
         return AsyncAcquired(

@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
+from syncguard._lock.background import keep
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.waiting import SLICE_MS, sleep_async
 from syncguard.redis._transport.connections import (
@@ -31,8 +32,6 @@ from syncguard.types import Signal
 
 _UNREACHED_S: Final = 3600.0
 """For redis-py's reader, which must not judge: the server ends the BLPOP, or we hang up."""
-
-_passing_on: Final[set[asyncio.Task[None]]] = set()
 
 
 class AsyncAttempts(Protocol):
@@ -91,9 +90,7 @@ class AsyncRedisWaiter:
         await self._disconnect()
         if must_pass_on and pool is not None:
             # Nobody waits for it: who leaves because the server hangs must not.
-            task = asyncio.ensure_future(_pass_on(self._backend.pass_on_call(self._key), pool))
-            _passing_on.add(task)
-            task.add_done_callback(_passing_on.discard)
+            keep(asyncio.ensure_future(_pass_on(self._backend.pass_on_call(self._key), pool)))
 
     async def _listen(self, deadline: float, signal: Signal | None) -> bool:
         connection = await self._connect()

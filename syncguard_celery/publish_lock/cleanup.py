@@ -84,7 +84,7 @@ class _Elsewhere:
         self._jobs.put((backend, lock_id, tried))
         thread = self._thread
         if thread is None or not thread.is_alive():
-            thread = threading.Thread(target=self._run, name="syncguard-release", daemon=True)
+            thread = threading.Thread(target=self._run, name="syncguard-cleanup", daemon=True)
             thread.start()
             self._thread = thread
         if not self._is_stuck:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandError
 
 from syncguard_django.checks import TAG
 from syncguard_django.configured_backends import locks
@@ -26,14 +26,9 @@ class LockCommand(BaseCommand):
 
     requires_system_checks = (TAG,)
 
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, **kwargs)
-        parse = parser.parse_args
-        # One lock id in 64 begins with a dash, and a key may: not to be taken for options.
-        parser.parse_args = lambda args=None, namespace=None: parse(  # type: ignore[assignment, method-assign]
-            None if args is None else _values_joined(args), namespace
-        )
-        return parser
+    def run_from_argv(self, argv: list[str]) -> None:
+        # One lock id in 64 begins with a dash, and a key may. argparse would read an option.
+        super().run_from_argv([*argv[:2], *_values_joined(argv[2:])])
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         try:

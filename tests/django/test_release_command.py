@@ -15,6 +15,7 @@ from django.test import override_settings
 
 from syncguard.redis import RedisBackend
 from syncguard_django import locks
+from syncguard_django.management.commands.syncguard_release import Command
 
 pytestmark = pytest.mark.django_db
 
@@ -163,7 +164,8 @@ def test_a_key_that_is_held_in_two_aliases_needs_the_alias():
 @pytest.mark.usefixtures("backend")
 def test_a_key_that_begins_with_a_dash_is_a_key():
     locks["default"].acquire("--x", ttl_ms=60_000)
-    assert run("--key", "--x", "--no-input").code == 0
+    Command().run_from_argv(["manage.py", "syncguard_release", "--key", "--x", "--no-input"])
+    assert not locks["default"].is_locked("--x")
 
 
 # The audit

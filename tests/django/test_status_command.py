@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,6 +23,7 @@ from syncguard import format_fence, hash_key, keyed_hash
 from syncguard.testing import RedisServer
 from syncguard_django import locks
 from syncguard_django.durations import for_people
+from syncguard_django.management.commands.syncguard_status import Command
 
 HERE = Path(__file__).parent
 
@@ -214,11 +216,15 @@ def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
 
 
 @pytest.mark.usefixtures("backend")
-def test_an_id_or_a_key_that_begins_with_a_dash_is_not_taken_for_an_option():
+def test_an_id_or_a_key_that_begins_with_a_dash_is_not_taken_for_an_option(capsys):
     """One lock id in 64 does."""
     locks["default"].acquire("--key", ttl_ms=60_000, holder="me")
-    assert "me" in run("--key", "--key").out
-    assert run("--lock-id", "-" * 22).err == ""
+    for arguments in (("--key", "--key"), ("--lock-id", "-" * 22)):
+        with contextlib.suppress(SystemExit):
+            Command().run_from_argv(["manage.py", "syncguard_status", *arguments])
+    typed = capsys.readouterr()
+    assert "me" in typed.out
+    assert typed.err == ""
 
 
 @pytest.mark.usefixtures("backend")

@@ -1,0 +1,31 @@
+"""A wake-up that a selector sees: any thread sends it, one thread sleeps until it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+
+class WakeUp:
+    """Two connected sockets."""
+
+    def __init__(self) -> None:
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._receiver.fileno()
+
+    def send(self) -> None:
+        # Full: a wake-up is under way. Closed: nobody sleeps.
+        with contextlib.suppress(OSError):
+            self._sender.send(b"!")
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._receiver.recv(4096)
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
