@@ -1,6 +1,6 @@
 """Distributed locks with fencing tokens.
 
-Public names, and nothing else. Imports no driver: the backends are in ``syncguard.redis``.
+Only public names. Imports no client library: the backends are in ``syncguard.redis``.
 """
 
 from syncguard._backend.optional import Turn, TurnGiver

@@ -1,4 +1,4 @@
-"""SyncGuard for asyncio: the same public names as ``syncguard``, to be awaited."""
+"""SyncGuard for asyncio: the public names of ``syncguard``, with functions to await."""
 
 from syncguard._backend.required import AsyncLockBackend
 from syncguard._lock.handles import AsyncAcquired, has_fence

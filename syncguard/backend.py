@@ -1,13 +1,13 @@
-"""Everything that the author of a backend needs. ``syncguard.backends`` finds the backend then.
+"""Everything that the author of a backend needs. ``syncguard.backends`` finds backends by URL.
 
 - Required: ``LockBackend``, or ``AsyncLockBackend``. ``Lockable`` and ``AsyncLockable`` add the
-  method ``lock`` and say which of the two it is.
-- Required of a class that URLs and settings name: ``BackendClass``.
+  method ``lock`` and set ``is_async``.
+- Required of a class that is used in URLs and settings: ``BackendClass``.
 - Optional, one protocol for each part: ``Wakeable``, ``OpensExtendChannel``, ``ReleasesMany``,
-  ``TurnGiver``, ``ListsLocks``, ``ReportsHealth``, ``ReadsLocation``, and their asyncio twins.
-- Values and checks: what goes in and out, and the functions that check input before any I/O.
+  ``TurnGiver``, ``ListsLocks``, ``ReportsHealth``, ``ReadsLocation``, and their asyncio versions.
+- Values and checks: arguments, results, and the functions that check input before any I/O.
 
-``syncguard.testing.LockBackendConformance`` is the suite that holds a backend to all of it.
+``syncguard.testing.LockBackendConformance`` is the test suite that checks a backend.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From a URL or a dotted path to a backend: the registry.
 
-The schemes of the backends that come with SyncGuard are built in, and nobody can replace them. Any
-other scheme is looked for among the entry points of the group ``syncguard.backends``, when it is
-asked for and never at import: the first look takes up to 140 ms. Nothing here does I/O with a
-store, and no error quotes a URL or an option's value.
+The schemes of SyncGuard's own backends are built in and cannot be replaced. Any other scheme is
+looked up among the entry points of the group ``syncguard.backends``: on first use, never at import,
+because the first lookup takes up to 140 ms. Nothing here connects to a server, and no error quotes
+a URL or an option's value.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ GROUP: Final = "syncguard.backends"
 """The group of the entry points: the name is the URL's scheme, the value is the blocking class."""
 
 DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
-"""For settings that name neither a class nor a URL."""
+"""Used if the settings contain neither a class nor a URL."""
 
 _REDIS: Final = (DEFAULT_BACKEND, "redis")
 BUILT_IN: Final = {"redis": _REDIS, "rediss": _REDIS, "unix": _REDIS}
-"""The class of each scheme, and the package that it needs."""
+"""For each scheme: the class, and the package that it needs."""
 
 
 def from_url(url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, **options: object) -> LockBackend:
@@ -76,14 +76,14 @@ def async_backend_class(name: str) -> type[BackendClass]:
 
 
 def read_location(cls: type[BackendClass], given: GivenLocation) -> Location | SettingProblem:
-    """Where the locks are, as the class reads it from settings: itself, or plainly."""
+    """Where the locks are. Read from settings by the class, or else by ``plain_location``."""
     return cls.read_location(given) if isinstance(cls, ReadsLocation) else plain_location(given)
 
 
 def make_backend(
     cls: type[BackendClass], location: Location, *, key_prefix: str, **options: object
 ) -> LockBackend | AsyncLockBackend:
-    """A backend at a location. Options of the call win over those of the location."""
+    """A backend at a location. Options of the call override those of the location."""
     given: dict[str, object] = {**location.options, **options, "key_prefix": key_prefix}
     signature = inspect.signature(cls.from_url)
     try:
@@ -105,7 +105,7 @@ def scheme_of(url: object) -> str:
 
 def _class_of(name: str) -> type[BackendClass]:
     if not isinstance(name, str) or not name:
-        raise invalid_argument("a backend is named by a URL's scheme or by a dotted path")
+        raise invalid_argument("a backend's name is the scheme of a URL or a dotted path")
     if "." in name:
         return _checked(_imported(name, f"{name} cannot be imported; is its package installed?"))
     if name in BUILT_IN:
@@ -125,15 +125,15 @@ def _imported(path: str, missing: str) -> object:
 def _from_entry_point(scheme: str) -> object:
     found = {entry.value: entry for entry in metadata.entry_points(group=GROUP, name=scheme)}
     if not found:
-        # The scheme is not quoted: of a malformed URL it may be a part of a password.
+        # The scheme is not quoted: in a malformed URL it may be a part of a password.
         raise invalid_argument(
-            "no installed package has a backend for this URL's scheme; built in are"
+            "no installed package has a backend for this URL's scheme; the built-in schemes are"
             f" {', '.join(BUILT_IN)}"
         )
     if len(found) > 1:
         raise invalid_argument(
             f"several installed packages have a backend for {scheme}://:"
-            f" {', '.join(sorted(found))}. Name one by its dotted path, or uninstall the others"
+            f" {', '.join(sorted(found))}. Use the dotted path of one, or uninstall the others"
         )
     (entry,) = found.values()
     try:
@@ -155,15 +155,19 @@ def _of_kind(cls: type[BackendClass], *, wants_async: bool) -> type[BackendClass
     if cls.is_async is wants_async:
         return cls
     kind = "asyncio" if wants_async else "blocking"
-    path: str | None = vars(cls).get("twin")  # not that of a base class: it would be another lock
+    path: str | None = vars(cls).get(
+        "twin"
+    )  # not inherited: a base class's twin is another backend
     if path is None:
         raise invalid_argument(
-            f"{cls.__name__} names no {kind} twin: give the class an attribute twin, the dotted"
-            " path of that class"
+            f"{cls.__name__} names no {kind} twin: set the class attribute twin to the dotted path"
+            f" of the {kind} class"
         )
     twin = _checked(_imported(path, f"{path}, the {kind} twin, cannot be imported"))
     if twin.is_async is not wants_async:
-        raise invalid_argument(f"{path} is named as a twin, but is not for {kind} code")
+        raise invalid_argument(
+            f"{path} is named as the {kind} twin, but is not a class for {kind} code"
+        )
     return twin
 
 

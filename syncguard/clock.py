@@ -1,7 +1,7 @@
 """Time: the one liveness predicate, the server's clock, and the holder's own clock.
 
 Every decision "is this lock live?" goes through ``is_live``; the Lua scripts repeat the same
-comparison with the tolerance handed to them, so that the number stands in one place.
+comparison with the tolerance as an argument, so that the number is written in one place.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def redis_server_time_ms(time_reply: tuple[int | str | bytes, int | str | bytes]
     return int(seconds) * 1000 + int(microseconds) // 1000
 
 
-# CLOCK_BOOTTIME goes on while the machine is suspended, as Redis does with our TTL; the plain
-# monotonic clock stops, and a laptop that slept through its TTL would believe it still holds.
+# CLOCK_BOOTTIME runs while the machine is suspended, and so does the TTL on the server. The plain
+# monotonic clock stops: after a suspend longer than the TTL, a lost lock would look held.
 if hasattr(time, "CLOCK_BOOTTIME"):
 
     def holder_clock_ms() -> float:
@@ -46,5 +46,5 @@ else:  # pragma: no cover - Linux has CLOCK_BOOTTIME; macOS's monotonic clock ru
 
 
 def monotonic_ms() -> float:
-    """The plain monotonic clock, in milliseconds: for waiting, which suspend may well prolong."""
+    """The plain monotonic clock, in milliseconds: for waiting, which a suspend may prolong."""
     return time.monotonic() * 1000

@@ -1,4 +1,4 @@
-"""Limits and defaults. Every number that the specification fixes is written here, once."""
+"""Limits and defaults. Every number of the specification is written here, once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MAX_HOLDER_LENGTH_BYTES: Final = 256
 """Longest holder label, in UTF-8 bytes."""
 
 DEFAULT_TTL_MS: Final = 30_000
-"""How long a lock lives when the caller names no TTL (the specification's BACKEND_DEFAULTS)."""
+"""The TTL if the caller gives none (the specification's BACKEND_DEFAULTS)."""
 
 MAX_TTL_MS: Final = 365 * 24 * 3600 * 1000
-"""Longest TTL accepted: a year. Beyond it, a typing error is likelier than a plan."""
+"""Longest TTL accepted: a year. A longer one is probably a mistake."""
 
 TIME_TOLERANCE_MS: Final = 1_000
 """The one tolerance of the liveness predicate; not configurable (ADR-005)."""
 
 CLEANUP_GUARD_MS: Final = 2_000
-"""Cleanup deletes only what expired longer ago than this, so it cannot race with an extend."""
+"""Cleanup deletes only what expired longer ago than this, so that it cannot race with an extend."""
 
 FENCE_DIGITS: Final = 15
 FENCE_MAX: Final = "900000000000000"

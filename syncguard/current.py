@@ -1,12 +1,12 @@
 """The locks this code holds: one stack in a context variable, innermost first.
 
-``lock()``, ``aio.lock`` and ``hold()`` put a lock here when their block begins and take it off
-when the block ends. Nothing else writes it. ``syncguard`` exports ``current_lock`` and
-``current_fence``; the rest is for adapters. No I/O.
+``lock()``, ``aio.lock`` and ``hold()`` push a lock when their block begins and remove it when the
+block ends. ``syncguard`` exports ``current_lock`` and ``current_fence``; the rest is for adapters.
+No I/O.
 
 A copied context (an asyncio child task, a thread started with ``copy_context()``) sees the locks
 of the code that started it, as long as they are held. But only the same asyncio task, greenlet
-or thread is the *same code*, which may enter its lock again: two tasks must exclude each other.
+or thread counts as the *same code* and may enter its lock again: two tasks must exclude each other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Block:
 
     __slots__ = ("_outer", "_owner", "backend", "held", "is_left", "key", "reentered")
 
-    # Every lock makes one: so this and ``leave`` call as few functions as they can.
+    # Created for every lock: for speed, this and ``leave`` call few functions.
     def __init__(
         self, backend: object, key: str, held: Held, reentered: Block | None = None
     ) -> None:
@@ -40,7 +40,7 @@ class Block:
         self.held = held
         self.is_left = False
         self.reentered = reentered
-        """The block whose lock is entered again: only that one releases it."""
+        """The outer block, if this block entered its lock again. Only the outer block releases."""
         is_plain = _get_running_loop() is None and "greenlet" not in _modules
         self._owner: object = get_ident() if is_plain else _running_code()
         outer = innermost.get()
@@ -48,14 +48,14 @@ class Block:
 
     @property
     def is_held(self) -> bool:
-        """Whether its lock is held by this process: neither released nor a forked parent's."""
+        """Whether this process holds the lock: it is not released, and not a forked parent's."""
         if self.is_left or self.held.in_forked_child:
             return False
         return self.reentered is None or self.reentered.is_held
 
     @property
     def outer(self) -> Block | None:
-        """The next block around it that was not left, whatever the order of leaving was."""
+        """The nearest block around this one that has not ended. Blocks may end in any order."""
         outer = self._outer
         while outer is not None and outer.is_left:
             outer = outer._outer
@@ -70,16 +70,16 @@ class Block:
         )
 
     def leave(self) -> None:
-        """Take the block off the stack. May be called again, and from another context."""
+        """Remove the block from the stack. May be called again, and from another context."""
         self.is_left = True
         if innermost.get() is self:
             outer = self._outer
             innermost.set(outer if outer is None or not outer.is_left else outer.outer)
-        self._owner = None  # a copied context may keep this block; it must not keep the task
+        self._owner = None  # a copied context may keep this block alive, but not the task
 
 
 innermost: Final[ContextVar[Block | None]] = ContextVar("syncguard_innermost_block", default=None)
-"""The stack, by its innermost block, which may be one that was left already."""
+"""The top of the stack. This block may have ended already."""
 
 
 def block_here(backend: object, key: str) -> Block | None:
@@ -108,7 +108,7 @@ def held_locks() -> Iterator[tuple[str, Held]]:
 
 
 def current_lock() -> Held | None:
-    """The innermost lock around the code that asks, or None.
+    """The innermost lock around the calling code, or None.
 
     Also in an asyncio task or a thread that inherited the context, while the lock is held.
     """
@@ -118,7 +118,7 @@ def current_lock() -> Held | None:
 
 
 def current_fence() -> Fence | None:
-    """The fence of ``current_lock()``: hand it to whatever the lock protects."""
+    """The fence of ``current_lock()``: pass it to the resource that the lock protects."""
     held = current_lock()
     return None if held is None else held.fence
 

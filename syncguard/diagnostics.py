@@ -1,7 +1,7 @@
-"""Looking at locks: the recommended way to ask who holds what. For people and pages only.
+"""Look up locks: which lock is held, and by whom. For people and pages only.
 
-Nothing here may decide a mutation: between the look and the act, the lock may change hands.
-Release and extend check ownership themselves, in one step with what they do.
+Do not decide a mutation by these results: the holder may change before the mutation. Release and
+extend check ownership themselves, atomically.
 """
 
 from __future__ import annotations

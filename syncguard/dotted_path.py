@@ -1,4 +1,4 @@
-"""From a dotted path to what it names."""
+"""Import an object by its dotted path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from importlib import import_module
 
 
 def import_dotted(path: str) -> object:
-    """What a path such as ``package.module.Name`` names. Raises ImportError."""
+    """The object at a path such as ``package.module.Name``. Raises ImportError."""
     module, _, name = path.rpartition(".")
     if not module:
-        raise ImportError("a dotted path names a module and something in it")
+        raise ImportError("a dotted path needs a module and a name: package.module.Name")
     try:
         return getattr(import_module(module), name)
     except AttributeError:
-        raise ImportError("the module has no such name") from None
+        raise ImportError("the module has no such attribute") from None

@@ -4,20 +4,20 @@
 
     Exception
     └── LockError               .code, .context
-        ├── AcquisitionTimeout  somebody else held the lock for as long as we were ready to wait
+        ├── AcquisitionTimeout  somebody else held the lock until the wait timed out
         ├── LockLost            the lock was held, and is not held any more
-        ├── ServiceUnavailable  the lock's server cannot be reached, or does not serve
+        ├── ServiceUnavailable  the lock's server cannot be reached, or refuses requests
         ├── NetworkTimeout      the lock's server did not answer in time
         ├── RateLimited         the server or the connection pool is at its limit
-        ├── AuthFailed          the server refused the credentials or the permission
-        ├── InvalidArgument     an argument is not acceptable
-        ├── Aborted             the operation was called off by its ``signal``
+        ├── AuthFailed          the server rejected the credentials, or a permission is missing
+        ├── InvalidArgument     an argument is not valid
+        ├── Aborted             the ``signal`` of the operation was set
         └── Internal            the lock's server failed in an unexpected way
 
-``LockError("Aborted")`` makes an ``Aborted``: who has only the code gets the right class too.
-Contention of ``backend.acquire()`` is not here: that is a result. An error's text and repr never
-contain a raw key, a lock id or a password; those who need the identifiers read ``.context``,
-which prints none of them either.
+``LockError("Aborted")`` creates an ``Aborted``: the code selects the class. If somebody else holds
+the lock, ``backend.acquire()`` returns a result and raises nothing. An error's text and repr never
+contain a raw key, a lock id or a password. The identifiers are attributes of ``.context``, whose
+repr does not contain them either.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ErrorCode = Literal[
     "Internal",
     "LockLost",
 ]
-"""The specification's eight codes, and ours for a lock that was lost while it was held."""
+"""The eight codes of the specification, and ``LockLost``, which SyncGuard adds."""
 
 ERROR_CODES: Final[tuple[ErrorCode, ...]] = get_args(ErrorCode)
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorContext:
-    """What an error was about. Holds raw identifiers, and shows none of them when printed."""
+    """The key, lock id and cause of an error. The repr contains none of them."""
 
     key: str | None = field(default=None, repr=False)
     lock_id: str | None = field(default=None, repr=False)
@@ -51,16 +51,16 @@ class ErrorContext:
 
 
 class _ByCode(type):
-    """Makes of ``LockError(code, ...)`` an instance of the class of that code."""
+    """``LockError(code, ...)`` creates an instance of the class of that code."""
 
-    if not TYPE_CHECKING:  # type checkers are to read the signatures of __init__
+    if not TYPE_CHECKING:  # so that type checkers read the signatures of __init__
 
         def __call__(cls, *args: Any, **kwargs: Any) -> LockError:
             return (_of_code if cls is LockError else super().__call__)(*args, **kwargs)
 
 
 class LockError(Exception, metaclass=_ByCode):
-    """A lock operation failed: ``code`` says how, ``context`` says on what."""
+    """A lock operation failed: ``code`` is the kind of failure, ``context`` the key and lock id."""
 
     code: ErrorCode
     context: ErrorContext
@@ -71,7 +71,7 @@ class LockError(Exception, metaclass=_ByCode):
         message: str | None = None,
         context: ErrorContext | None = None,
     ) -> None:
-        # Both as arguments: result stores rebuild an error as cls(*args).
+        # Both are in args: result stores recreate an error as cls(*args).
         super().__init__(code, message or class_of(code).default_message)
         self.code = code
         self.context = context or ErrorContext()
@@ -87,13 +87,13 @@ class LockError(Exception, metaclass=_ByCode):
         return f"{type(self).__name__}({self.code!r}, {str(self)!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The context stays behind: a pickled error travels into result stores and logs, where
-        # a raw key or a lock id has no business, and a cause may not even unpickle.
+        # Without the context: a pickled error is stored in result stores and logs, which must
+        # not contain a raw key or a lock id. And a cause may be impossible to unpickle.
         return (type(self), (self.code, str(self)))
 
 
 class _OneCode(LockError):
-    """A class whose errors all have the same code, and are made without naming it."""
+    """Base of the classes with a fixed code: the constructor takes no code."""
 
     default_message: ClassVar[str]
 
@@ -103,7 +103,7 @@ class _OneCode(LockError):
 
     @property
     def message(self) -> str:
-        return str(self.args[0])  # a subclass may put more behind it
+        return str(self.args[0])  # a subclass may add more arguments
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
@@ -113,7 +113,7 @@ class _OneCode(LockError):
 
 
 class AcquisitionTimeout(_OneCode):
-    """Somebody else held the lock for as long as the caller was ready to wait."""
+    """Somebody else held the lock until the wait timed out."""
 
     code = "AcquisitionTimeout"
     default_message = "the lock could not be acquired in time"
@@ -127,14 +127,14 @@ class LockLost(_OneCode):
 
 
 class ServiceUnavailable(_OneCode):
-    """The lock's server cannot be reached, or does not serve now. Trying again may help."""
+    """The lock's server cannot be reached, or refuses requests now. Retrying may help."""
 
     code = "ServiceUnavailable"
-    default_message = "the lock service cannot be reached or refused to serve"
+    default_message = "the lock service cannot be reached or refused the request"
 
 
 class NetworkTimeout(_OneCode):
-    """The lock's server did not answer in time. Trying again may help."""
+    """The lock's server did not answer in time. Retrying may help."""
 
     code = "NetworkTimeout"
     default_message = "the lock service did not answer in time"
@@ -148,28 +148,28 @@ class RateLimited(_OneCode):
 
 
 class AuthFailed(_OneCode):
-    """The lock's server refused the credentials, or the user lacks a permission."""
+    """The lock's server rejected the credentials, or the user lacks a permission."""
 
     code = "AuthFailed"
-    default_message = "the lock service refused the credentials or the permission"
+    default_message = "the lock service rejected the credentials, or the user lacks a permission"
 
 
 class InvalidArgument(_OneCode):
-    """An argument is not acceptable. Raised before anything is sent."""
+    """An argument is not valid. Raised before any request is sent."""
 
     code = "InvalidArgument"
-    default_message = "an argument is not acceptable"
+    default_message = "an argument is not valid"
 
 
 class Aborted(_OneCode):
-    """The operation was called off by its ``signal``."""
+    """The ``signal`` of the operation was set, so the operation stopped."""
 
     code = "Aborted"
-    default_message = "the operation was aborted by its signal"
+    default_message = "the operation was aborted because its signal was set"
 
 
 class Internal(_OneCode):
-    """The lock's server failed in a way that nobody expects."""
+    """The lock's server failed in an unexpected way."""
 
     code = "Internal"
     default_message = "an unexpected failure in the lock service"
@@ -192,7 +192,7 @@ _CLASSES: Final[dict[str, type[_OneCode]]] = {
 
 
 def class_of(code: ErrorCode) -> type[_OneCode]:
-    """The class of an error code. Raises ValueError if it is none."""
+    """The class of an error code. Raises ValueError if there is no such code."""
     try:
         return _CLASSES[code]
     except (KeyError, TypeError):
@@ -206,13 +206,13 @@ def _of_code(
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether this struck from outside, like Ctrl-C, a time limit, or the loss of another lock.
+    """Whether an exception came from outside: Ctrl-C, a time limit, or the loss of another lock.
 
-    What our own operations raise is a LockError, and never LockLost.
+    SyncGuard's own operations raise a LockError, but never LockLost.
     """
     return not isinstance(error, LockError) or isinstance(error, LockLost)
 
 
 def invalid_argument(message: str) -> InvalidArgument:
-    """The error for bad input. The message must name the rule, never the offending value."""
+    """The error for invalid input. The message must state the rule and never quote the value."""
     return InvalidArgument(message)

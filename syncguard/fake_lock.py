@@ -1,7 +1,7 @@
-"""A lock that no server knows of, for tests that are about something else.
+"""A lock without a server, for tests that need no real lock.
 
-``fake_lock()`` puts a lock on the stack of ``syncguard.current`` whose fence is real in form: it
-has 15 digits and grows with every lock of the process. It excludes nobody. No I/O.
+``fake_lock()`` puts a lock on the stack of ``syncguard.current``. Its fence has 15 digits and grows
+with every lock of the process. It excludes nobody. No I/O.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _held(key: str) -> Held:
             fence=format_fence(next(_fences)),
             expires_at_ms=round(now_ms) + MAX_TTL_MS,
             key=key,
-            ttl_ms=MAX_TTL_MS,  # a debugger may stop the test for as long as it likes
+            ttl_ms=MAX_TTL_MS,  # a debugger may stop the test for a long time
             sent_at_ms=now_ms,
             disposal=Disposal(),
         )

@@ -1,11 +1,11 @@
-"""The text of an argument in a key: that of the value a worker gets after JSON.
+"""The text of an argument in a key: the text of the value after JSON encoding and decoding.
 
-A view sees ``Color.RED`` or ``(1, 2)`` where a task's worker sees ``"red"`` or ``[1, 2]``. Both
-must lock the same key, so both use the text of the second. ``received`` does for the values that
-travel in a message what encoding and decoding would do; the tests compare it with Celery's codec.
+A view has ``Color.RED`` or ``(1, 2)`` where a worker receives ``"red"`` or ``[1, 2]``. Both must
+lock the same key, so both use the text of what the worker receives. ``received`` computes that
+value without encoding it; the tests compare it with Celery's codec.
 
-What has no stable text makes no key: a memory address differs in every process, a set's order
-too, and the text of a record (a Django model) is its display name, which changes.
+A value without a stable text raises: a memory address and the order of a set differ in every
+process, and the text of a Django model is its display name, which may change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ADDRESS: Final = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 
 
 class UnstableText(Exception):
-    """The text of a value is not the same everywhere; ``field`` of it may well be."""
+    """The text of a value differs between processes; use its attribute ``field`` instead."""
 
     def __init__(self, field: str = "id") -> None:
         super().__init__()
@@ -31,16 +31,16 @@ class UnstableText(Exception):
 
 
 def text_of(value: object) -> str:
-    """The text of a value in a key. Raises UnstableText; any other error is the value's own."""
+    """The text of a value in a key. Raises UnstableText, or what the value itself raises."""
     value = received(value)
     _require_stable(value, str)
-    # The text of bytes is their repr, but str() would warn of it under ``python -b``.
+    # str(bytes) is the repr, but raises a warning under ``python -b``.
     return repr(value) if type(value) is bytes else str(value)
 
 
 def received(value: object) -> object:
-    """What a worker gets of a value. What does not travel as JSON stays what it is."""
-    kind = type(value)  # not isinstance: a lazy object passes for what it will be
+    """The value that a worker receives. A value that JSON cannot encode is returned unchanged."""
+    kind = type(value)  # not isinstance: a lazy object pretends to be its future value
     if kind in _PLAIN:
         return value
     for native, convert in _NATIVE:
@@ -72,7 +72,7 @@ def _require_stable(value: object, text: Callable[[object], str]) -> None:
 
 
 def _name(name: object) -> object:
-    """A dictionary's key: JSON makes text of it, where it knows how."""
+    """A dictionary's key: JSON converts it to text if it can."""
     if name is None:
         return "null"
     if isinstance(name, bool):
@@ -83,7 +83,7 @@ def _name(name: object) -> object:
 
 _Conversions = tuple[tuple[type, Callable[..., object]], ...]
 
-# A subclass arrives as the plain value: members of enumerations, named tuples, safe strings.
+# A subclass arrives as the plain value: enum members, named tuples, safe strings.
 _NATIVE: Final[_Conversions] = (
     (str, str.__str__),
     (int, int.__index__),

@@ -1,7 +1,7 @@
-"""Names: keys, storage keys, hashes, lock ids, fences and labels, as pure functions.
+"""Keys, storage keys, hashes, lock ids, fences and labels, as pure functions.
 
-Nothing here talks to a server, and nothing here is Redis's own: a backend composes its names
-from ``normalize_and_validate_key``, ``make_storage_key`` and ``make_fence_key``.
+No I/O, and nothing here is specific to Redis: a backend builds its names with
+``normalize_and_validate_key``, ``make_storage_key`` and ``make_fence_key``.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _KEY_TOO_LONG: Final = f"a key must have at most {MAX_KEY_LENGTH_BYTES} bytes of
 
 
 def normalize_and_validate_key(key: str) -> str:
-    """The key in Unicode NFC, or ``InvalidArgument`` if it cannot be a key."""
+    """The key in Unicode NFC. Raises ``InvalidArgument`` if it is not valid."""
     if not isinstance(key, str):
         raise invalid_argument(f"a key must be a str, not {type(key).__name__}")
     if not key:
         raise invalid_argument("a key must not be empty")
     if len(key) > 4 * MAX_KEY_LENGTH_BYTES:
-        # Composition joins at most four code points into one, so this cannot fit any more; and
-        # normalising megabytes to find that out is what an attacker would like us to do.
+        # NFC joins at most four code points into one, so this key is too long in any case.
+        # Normalising megabytes first would let an attacker waste our time.
         raise invalid_argument(_KEY_TOO_LONG)
-    if key.isascii():  # its length in bytes, and it is normal already
+    if key.isascii():  # one byte per character, and in NFC already
         if len(key) > MAX_KEY_LENGTH_BYTES:
             raise invalid_argument(_KEY_TOO_LONG)
         return key
@@ -59,9 +59,9 @@ def normalize_and_validate_key(key: str) -> str:
 
 
 def make_storage_key(prefix: str, key: str, limit_bytes: int, reserve_bytes: int) -> str:
-    """``prefix:key``, or ``prefix:hash`` where the plain form would not fit the backend's limit.
+    """``prefix:key``, or ``prefix:hash`` if ``prefix:key`` exceeds the backend's limit.
 
-    ``reserve_bytes`` is kept free for what the backend derives from the name. The hash is the
+    ``reserve_bytes`` stays free for what the backend appends to the name. The hash is the
     first 128 bits of SHA-256 over the full prefixed key, in base64url without padding.
     """
     head = unicodedata.normalize("NFC", prefix).rstrip(":")
@@ -69,14 +69,14 @@ def make_storage_key(prefix: str, key: str, limit_bytes: int, reserve_bytes: int
     full = head + unicodedata.normalize("NFC", key)
     head_bytes = len(_utf8(head, "a prefix"))
     if head_bytes + reserve_bytes > limit_bytes:
-        raise invalid_argument("the key prefix is too long: no key would fit beside it")
+        raise invalid_argument("the key prefix is too long: it leaves no room for a key")
     encoded = _utf8(full, "a key")
     if len(encoded) + reserve_bytes <= limit_bytes:
         return full
     digest = hashlib.sha256(encoded).digest()[:_DIGEST_BYTES]
     hashed = head + _base64url(digest)
     if len(hashed.encode()) + reserve_bytes > limit_bytes:
-        raise invalid_argument("the key prefix is too long: not even a hashed key would fit")
+        raise invalid_argument("the key prefix is too long: it leaves no room for a hashed key")
     return hashed
 
 
@@ -92,8 +92,8 @@ def make_fence_key(prefix: str, base_key: str, limit_bytes: int, reserve_bytes: 
 def hash_key(value: str) -> str:
     """The specification's 96-bit display hash of a key or lock id: 24 lower-case hex digits.
 
-    For people and dashboards only. It is not cryptographic: a short key can be read back from
-    it, and two keys with one hash are easy to make. Nothing may be decided by it alone.
+    For people and dashboards only. It is not cryptographic: a short key can be computed from its
+    hash, and two keys with one hash are easy to find. Do not decide anything by this hash alone.
     """
     if not isinstance(value, str):
         raise invalid_argument(f"only a str can be hashed, not {type(value).__name__}")
@@ -104,7 +104,7 @@ def hash_key(value: str) -> str:
 
 
 def _polynomial(base: int, units: tuple[int, ...]) -> int:
-    """``h = base * h + unit`` over the units, modulo 2^32: as a product, which runs in C."""
+    """``h = base * h + unit`` over the units, modulo 2^32; as a sum of products, for speed."""
     total = 0
     for start in range(0, len(units), _BLOCK):
         block = units[start : start + _BLOCK]
@@ -114,16 +114,16 @@ def _polynomial(base: int, units: tuple[int, ...]) -> int:
 
 
 def keyed_hash(secret: bytes, value: str) -> str:
-    """96 bits of HMAC-SHA-256, shown like ``hash_key``: what a ``hash_secret`` makes of it.
+    """96 bits of HMAC-SHA-256 in the form of ``hash_key``: the hash with a ``hash_secret``.
 
-    A secret that is a ``str`` counts as its UTF-8.
+    For a secret that is a ``str``, pass its UTF-8.
     """
     message = unicodedata.normalize("NFC", value).encode("utf-8", "surrogatepass")
     return hmac.digest(secret, message, "sha256").hex()[:24]
 
 
 def display_hash(secret: str | bytes | None) -> Callable[[str], str]:
-    """What a backend with this ``hash_secret`` shows instead of keys and lock ids."""
+    """The hash function that a backend with this ``hash_secret`` applies to keys and lock ids."""
     if secret is None:
         return hash_key
     if not isinstance(secret, str | bytes) or not secret:
@@ -133,12 +133,12 @@ def display_hash(secret: str | bytes | None) -> Callable[[str], str]:
 
 
 def generate_lock_id() -> str:
-    """A fresh lock id: 128 random bits from the system's generator, 22 characters."""
+    """A new lock id: 128 random bits from the system's generator, 22 characters."""
     return _base64url(os.urandom(LOCK_ID_BYTES))
 
 
 def validate_lock_id(lock_id: str) -> str:
-    """The lock id itself, or ``InvalidArgument`` if it is malformed (a trailing newline too)."""
+    """The lock id itself. Raises ``InvalidArgument`` if malformed, also by a trailing newline."""
     if not isinstance(lock_id, str) or _LOCK_ID.fullmatch(lock_id) is None:
         raise invalid_argument("a lock id has exactly 22 characters out of A-Z a-z 0-9 _ -")
     return lock_id
@@ -182,7 +182,7 @@ def validate_holder(holder: str | None) -> str | None:
 
 
 def format_fence(value: int) -> str:
-    """A fence as it travels: 15 digits, so that comparing strings compares numbers."""
+    """A fence as text: 15 digits, so that comparing the strings compares the numbers."""
     if type(value) is not int or not 0 <= value < 10**FENCE_DIGITS:
         raise invalid_argument(f"a fence is a whole number of at most {FENCE_DIGITS} digits")
     return f"{value:0{FENCE_DIGITS}d}"
@@ -192,11 +192,11 @@ def _utf8(text: str, what: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # "from None": the original error carries the whole text, which may be a secret.
+        # "from None": the original error contains the whole text, which may be a secret.
         raise invalid_argument(f"{what} must be valid Unicode, without lone surrogates") from None
 
 
 def _base64url(data: bytes) -> str:
-    # Sixteen bytes are 22 characters and two of padding. By hand, because base64's own function
-    # takes thrice as long, and every acquire makes an id.
+    # Sixteen bytes are 22 characters and two of padding. Not base64.urlsafe_b64encode: it takes
+    # three times as long, and every acquire creates an id.
     return b2a_base64(data, newline=False).translate(_URL_SAFE)[:22].decode()

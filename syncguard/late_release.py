@@ -1,8 +1,7 @@
-"""Locks whose block has ended, and which are released later: when a transaction has ended, say.
+"""Release locks some time after their block has ended, e.g. when a transaction has ended.
 
-Until then they are extended, also where ``auto_extend`` is off, up to ``max_hold_ms``. For
-adapters; blocking only. This module and ``lock`` are the two that may touch the inside of a
-``Lock``.
+Until then they are extended, even with ``auto_extend=False``, up to ``max_hold_ms``. For adapters;
+blocking only. Only this module and ``lock`` may use the private attributes of a ``Lock``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ["LateRelease", "release_later", "release_together"]
 
 
 class LateRelease:
-    """A lock that is still held after its block. Dropping this stops its extension."""
+    """A lock that is still held after its block. Dropping this object stops the extensions."""
 
     __slots__ = ("_lock", "backend", "held")
 
@@ -35,8 +34,10 @@ class LateRelease:
 
     @contextmanager
     def enter_again(self) -> Iterator[Held]:
-        """A block in which the lock is held as before, with the same fence. Leaving releases
-        nothing. Raises LockLost on entering a lock that was lost."""
+        """A block that holds the same lock with the same fence. Leaving it does not release.
+
+        Raises LockLost on entering if the lock was lost.
+        """
         self.held.ensure_held()
         block = Block(self.backend, self._lock._options.key, self.held)
         try:
@@ -52,8 +53,8 @@ class LateRelease:
 def release_later(lock: Lock) -> LateRelease | None:
     """End the block of ``lock`` without releasing it. Call this instead of ``lock.__exit__``.
 
-    None where the block is not to release it anyway, now or later: it was entered again by
-    ``reentrant``, or is a forked parent's. Then call ``lock.__exit__``.
+    None if this block must not release it at all: it entered the lock again with ``reentrant``,
+    or a forked parent holds the lock. Then call ``lock.__exit__``.
     """
     held, block, watch, options = lock._held, lock._block, lock._watch, lock._options
     assert held is not None
@@ -64,21 +65,21 @@ def release_later(lock: Lock) -> LateRelease | None:
     later._free = []
     later._held = held
     if watch is None or not options.auto_extend:
-        if watch is not None:  # it only told of a loss
+        if watch is not None:  # it watched only for the loss
             heartbeat.unwatch(watch)
         watch = heartbeat.watch(held, lock._backend, options.ttl_ms)
     later._watch = watch
     later._block = block
     lock._watch = None
-    lock._forget()  # takes the block off the stack
+    lock._reset()  # removes the block from the stack
     return LateRelease(later, held)
 
 
 def release_together(late: Iterable[LateRelease]) -> list[Held]:
-    """Release locks in few round trips; those that were lost before are returned.
+    """Release locks in few round trips. Returns those that were lost before.
 
-    Errors reach ``on_release_error``, as they do when a block ends. In a forked child nothing is
-    released: the locks are the parent's.
+    Errors go to ``on_release_error``, as at the end of a block. In a forked child nothing is
+    released: the parent holds the locks.
     """
     ours = [one for one in late if not one.held.in_forked_child]
     for one in ours:
@@ -110,7 +111,7 @@ def _released(backend: LockBackend, ids: Sequence[str]) -> list[ReleaseResult | 
     try:
         return release_many(backend, ids)
     except BaseException:
-        # A time limit or Ctrl-C, which must pass: but nobody comes back for these locks.
+        # A time limit or Ctrl-C: retry once before raising, as nothing else releases these locks.
         with contextlib.suppress(LockError):
             release_many(backend, ids)
         raise

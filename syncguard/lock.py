@@ -1,7 +1,7 @@
-"""``lock()``: acquire with retries, hold, release on every way out. Blocking.
+"""``lock()``: acquire with retries, hold, release however the block ends. Blocking.
 
-The decisions are made elsewhere (``acquiring``, ``options``, ``schedule``); this is the driver
-that blocks. ``syncguard.aio`` has its twin.
+``acquiring``, ``options`` and ``schedule`` decide what to do; this module calls the backend and
+blocks. ``lock_async`` does the same for asyncio.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from syncguard._heartbeat.on_lost import announce
 from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
 from syncguard._lock.handles import Acquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, is_to_release
+from syncguard._lock.leaving import OneBlock, must_release
 from syncguard._lock.options import (
     Options,
-    came_too_late,
     check_backend,
     check_decorated,
-    covered,
-    in_use,
+    checked_result,
+    granted_too_late,
+    in_use_error,
     lock_lost,
     may_enter,
     was_lost,
@@ -62,12 +62,12 @@ def lock(
 ) -> Lock:
     """A lock for a ``with`` block or, as a decorator, for a function.
 
-    Waits for the lock as ``acquiring`` says, and raises ``AcquisitionTimeout`` if it does
-    not come. ``auto_extend`` keeps it alive while the block runs, at most ``max_hold_ms``
-    long. A lock that is lost meanwhile calls ``on_lost``, and leaving the block raises LockLost.
+    Waits for the lock as ``acquisition`` says, and raises ``AcquisitionTimeout`` if it cannot
+    acquire it. ``auto_extend`` extends it while the block runs, for at most ``max_hold_ms``. If
+    the lock is lost meanwhile, ``on_lost`` is called, and leaving the block raises LockLost.
 
-    Code that holds the lock already gets ``InvalidArgument`` at once. With ``reentrant`` it
-    enters again: the same fence, and only the outer block releases.
+    If this code holds the lock already, entering raises ``InvalidArgument`` at once. With
+    ``reentrant=True`` it enters again: it gets the same fence, and only the outer block releases.
     """
     options = Options(
         key,
@@ -93,7 +93,7 @@ def hold(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
 ) -> Lock:
-    """Hold a lock that is acquired already, for one ``with`` block: for what ``adopt`` returns."""
+    """Hold a lock that is acquired already, such as ``adopt`` returns, for one ``with`` block."""
     options = Options.for_grant(
         acquired,
         auto_extend=auto_extend,
@@ -119,14 +119,14 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         check_callback("on_release_error", options.on_release_error, may_be_async=False)
         super().__init__(backend, options, acquired, function=function)
         self._answer: ReleaseResult | LockError | None = None
-        """What releasing came to, where it was done together with others."""
+        """The result of the release, if ``release_together`` released the lock already."""
 
     def __enter__(self) -> Held:
         is_taken, waiter = False, None
         try:
             if not may_enter(self._free, self._held):
                 is_taken = True
-                raise in_use()
+                raise in_use_error()
             acquired, self._acquired = self._acquired, None
             if acquired is not None:
                 return self._hold(acquired)
@@ -139,9 +139,9 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
             return self._hold(self._acquire(waiter))
         except BaseException as error:
             if not is_taken:
-                self._forget()
+                self._reset()
             if waiter is not None and is_interrupt(error):
-                # At whatever point it struck: what the last attempt took, nobody will release.
+                # The last attempt may have acquired the lock, and nothing else would release it.
                 waiter.undo()
             raise
 
@@ -156,31 +156,31 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
             assert held is not None
             assert block is not None
             block.leave()
-            lost = is_to_release(held, block) and self._let_go(held)
+            lost = must_release(held, block) and self._end_hold(held)
             self._held, self._block, self._free = None, None, [None]
         except BaseException as interrupt:
             held, block = self._held, self._block
-            self._forget()
-            if held and block and is_to_release(held, block) and is_interrupt(interrupt):
+            self._reset()
+            if held and block and must_release(held, block) and is_interrupt(interrupt):
                 with contextlib.suppress(LockError):
-                    self._leave(held)
+                    self._release_or_keep(held)
             raise
         if lost:
             announce(held)
             if error is None:
                 raise lock_lost(self._options.key, held)
 
-    def _let_go(self, held: Held) -> bool:
-        """Release, or whatever was chosen instead. True: the lock was lost before."""
+    def _end_hold(self, held: Held) -> bool:
+        """Stop extending the lock and release it, or keep it. True: it was lost before."""
         if self._watch is not None:
             heartbeat.unwatch(self._watch)
         options, known_lost = self._options, held.known_lost
         released = options.disposal_of(self._backend.disposal, held).release(
-            lambda: self._leave(held), lambda: options.release_context(held)
+            lambda: self._release_or_keep(held), lambda: options.release_context(held)
         )
         return was_lost(held, known_lost, released)
 
-    def _leave(self, held: Held) -> ReleaseResult:
+    def _release_or_keep(self, held: Held) -> ReleaseResult:
         answer, self._answer = self._answer, None
         if isinstance(answer, LockError):
             raise answer
@@ -190,7 +190,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
             return self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept
         if ttl_ms is None:
-            return ReleaseResult(True, assumed=True)  # nobody was asked
+            return ReleaseResult(True, assumed=True)  # no request was sent
         if self._watch is not None:
             heartbeat.settle(self._watch)
         extended = self._backend.extend(held.lock_id, ttl_ms)
@@ -202,7 +202,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with Lock(self._backend, self._options, function=function):
-                return covered(function(*args, **kwargs), wants_async=False)
+                return checked_result(function(*args, **kwargs), wants_async=False)
 
         return locked
 
@@ -220,7 +220,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
                 if isinstance(step, Attempt):
                     check_signal(options.signal)
                     answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
-                    if not isinstance(answer, Refusal) and came_too_late(answer):
+                    if not isinstance(answer, Refusal) and granted_too_late(answer):
                         self._backend.release(answer.lock_id)
                         answer = Refusal()
                 else:
@@ -241,7 +241,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
                     renews=options.auto_extend,
                     max_hold_ms=options.max_hold_ms,
                 )
-        except BaseException:  # no thread to be had, or an interrupt: then no lock either
+        except BaseException:  # the heartbeat thread did not start, or an interrupt
             self._held = None
             self._backend.release(held.lock_id)
             raise

@@ -1,8 +1,8 @@
-"""``syncguard.aio.lock``: acquire with retries, hold, release on every way out. For asyncio.
+"""``syncguard.aio.lock``: acquire with retries, hold, release however the block ends. For asyncio.
 
-The decisions are made elsewhere (``acquiring``, ``options``, ``schedule``); this is the driver
-that awaits, the twin of ``lock``. A task that is cancelled while it acquires or releases leaves
-no lock behind.
+``acquiring``, ``options`` and ``schedule`` decide what to do; this module awaits the backend.
+``lock`` does the same for blocking code. If a task is cancelled while it acquires or releases, its
+lock is released.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
 from syncguard._lock.cancellation import settle
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, is_to_release
+from syncguard._lock.leaving import OneBlock, must_release
 from syncguard._lock.options import (
     Options,
-    came_too_late,
     check_backend,
     check_decorated,
-    covered,
-    in_use,
+    checked_result,
+    granted_too_late,
+    in_use_error,
     lock_lost,
     may_enter,
     was_lost,
@@ -61,7 +61,7 @@ def lock(
 ) -> AsyncLock:
     """A lock for an ``async with`` block or, as a decorator, for an ``async def`` function.
 
-    The twin of ``syncguard.lock``, with the same options; its callbacks may be ``async def``.
+    The same as ``syncguard.lock``, with the same options; the callbacks may be ``async def``.
     """
     options = Options(
         key,
@@ -87,7 +87,7 @@ def hold(
     on_lost: OnLost | None = None,
     on_release_error: OnReleaseError | None = None,
 ) -> AsyncLock:
-    """Hold a lock that is acquired already, for one block: for what ``adopt`` returns."""
+    """Hold a lock that is acquired already, such as ``adopt`` returns, for one block."""
     options = Options.for_grant(
         acquired,
         auto_extend=auto_extend,
@@ -114,13 +114,13 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
 
     async def __aenter__(self) -> Held:
         if not may_enter(self._free, self._held):
-            raise in_use()
+            raise in_use_error()
         try:
             acquired, self._acquired = self._acquired, None
             held = self._enter_again() if acquired is None else None
             return held or self._hold(acquired or await self._acquire())
         except BaseException:
-            self._forget()
+            self._reset()
             raise
 
     async def __aexit__(
@@ -130,30 +130,30 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
         traceback: TracebackType | None,
     ) -> None:
         held, block, beat = self._held, self._block, self._watch
-        self._forget()
+        self._reset()
         assert held is not None
         assert block is not None
-        if not is_to_release(held, block):
+        if not must_release(held, block):
             return
         if beat is not None:
             heartbeat.unwatch(beat)
         options, known_lost = self._options, held.known_lost
         released = await options.disposal_of(self._backend.disposal, held).release_async(
-            lambda: self._leave(held, beat), lambda: options.release_context(held)
+            lambda: self._release_or_keep(held, beat), lambda: options.release_context(held)
         )
         if was_lost(held, known_lost, released):
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
 
-    async def _leave(
+    async def _release_or_keep(
         self, held: Held, beat: Beat[heartbeat.AsyncBackendConnection] | None
     ) -> ReleaseResult:
         if held.kept is None:
             return await self._backend.release(held.lock_id)
         (ttl_ms,) = held.kept
         if ttl_ms is None:
-            return ReleaseResult(True, assumed=True)  # nobody was asked
+            return ReleaseResult(True, assumed=True)  # no request was sent
         if beat is not None:
             await heartbeat.settle(beat)
         extended = await self._backend.extend(held.lock_id, ttl_ms)
@@ -165,7 +165,7 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
         @functools.wraps(function)
         async def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             async with AsyncLock(self._backend, self._options, function=function):
-                return covered(await function(*args, **kwargs), wants_async=True)
+                return checked_result(await function(*args, **kwargs), wants_async=True)
 
         return locked
 
@@ -189,7 +189,7 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
                 if isinstance(step, Attempt):
                     check_signal(options.signal)
                     answer = await waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
-                    if not isinstance(answer, Refusal) and came_too_late(answer):
+                    if not isinstance(answer, Refusal) and granted_too_late(answer):
                         await self._backend.release(answer.lock_id)
                         answer = Refusal()
                 else:
@@ -198,7 +198,7 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
             try:
                 await settle(waiter.close())
             except BaseException:
-                # Cancelled with the lock in hand, on the last step to the caller.
+                # Cancelled after the lock was acquired, before the caller got it.
                 if acquired is not None:
                     await settle(self._backend.release(acquired.lock_id))
                 raise

@@ -1,4 +1,4 @@
-"""Text that prints without what is secret in it.
+"""Strings whose ``repr`` hides secrets.
 
 Debug pages and tracebacks print settings and local variables with ``repr``.
 """
@@ -12,7 +12,7 @@ _MASK: Final = "********"
 
 
 class Secret(str):
-    """A password: a ``str`` that shows nothing of itself when it is printed with ``repr``."""
+    """A password: a ``str`` whose ``repr`` is only a mask."""
 
     __slots__ = ()
 
@@ -21,10 +21,10 @@ class Secret(str):
 
 
 class RedactedUrl(str):
-    """A URL that a user wrote: a ``str`` whose ``repr`` leaves out credentials and the query.
+    """A URL from a user: a ``str`` whose ``repr`` omits credentials and the query.
 
-    A URL that is not clear to the last character is not shown at all: a password that has a slash
-    in it is a part of the path.
+    A URL with any unclear part is masked completely: a password with a slash in it is parsed as a
+    part of the path.
     """
 
     __slots__ = ()

@@ -1,8 +1,8 @@
-"""The warning of a TTL below one second: likely it was meant in seconds.
+"""The warning about a TTL below one second: it was probably meant in seconds.
 
-It is given when a lock is asked for, never while a module is imported, and names the line outside
-of SyncGuard that asks, or the function that is decorated. Python shows a warning once a line, so
-a busy call site does not fill a log. No I/O.
+The warning is issued when a lock is acquired, never at import. It points to the calling line
+outside of SyncGuard, or to the decorated function. Python shows a warning once per line, so a busy
+caller does not fill a log. No I/O.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["SHORT_TTL_MS", "ShortTTLWarning", "warn_of_short_ttl"]
 
 SHORT_TTL_MS: Final = 1_000
 
-_PASSED_OVER: Final = ("syncguard", "syncguard_celery", "syncguard_django", "contextlib")
-"""Between the lock and the line that asks for it; ``contextlib`` for an ``ExitStack``."""
-_NAME_FUNCTIONS: Final = ("syncguard_celery", "syncguard_django.decorators")
-"""What warns of the function that it decorates, before it asks for the lock."""
+_SKIPPED_MODULES: Final = ("syncguard", "syncguard_celery", "syncguard_django", "contextlib")
+"""Not the calling code: frames to skip; ``contextlib`` because of ``ExitStack``."""
+_WARNS_AT_FUNCTION: Final = ("syncguard_celery", "syncguard_django.decorators")
+"""Modules that issue the warning themselves, for the function that they decorate."""
 
 
 class ShortTTLWarning(UserWarning):
@@ -29,10 +29,10 @@ class ShortTTLWarning(UserWarning):
 
 
 def warn_of_short_ttl(ttl_ms: int, function: Callable[..., object] | None = None) -> None:
-    """Warn if the TTL is short: at this function, or at the line outside that asks for the lock.
+    """Warn if the TTL is short: at this function, or at the calling line outside of SyncGuard.
 
-    The line that calls a task or a view is one of Celery's or Django's, the same for all of
-    them: therefore their decorators name the function, and what they ask for then is passed over.
+    The line that calls a task or a view belongs to Celery or Django and is the same for all of
+    them. So their decorators pass the function, and no second warning follows when they lock.
     """
     if ttl_ms >= SHORT_TTL_MS:
         return
@@ -42,8 +42,8 @@ def warn_of_short_ttl(ttl_ms: int, function: Callable[..., object] | None = None
         _warn(ttl_ms, code.co_filename, code.co_firstlineno, plain.__globals__)
         return
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_of(frame, _PASSED_OVER):
-        if function is None and _is_of(frame, _NAME_FUNCTIONS):
+    while frame.f_back is not None and _is_of(frame, _SKIPPED_MODULES):
+        if function is None and _is_of(frame, _WARNS_AT_FUNCTION):
             return
         frame = frame.f_back
     _warn(ttl_ms, frame.f_code.co_filename, frame.f_lineno, frame.f_globals)

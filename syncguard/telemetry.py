@@ -1,6 +1,6 @@
-"""``with_telemetry``: a backend that reports what it does. Off unless asked; costs nothing then.
+"""``with_telemetry``: wrap a backend so that it reports its operations. Without it, no cost.
 
-A decorator around any blocking backend, and a backend itself. ``telemetry_async`` is its twin.
+The wrapper of any blocking backend is a backend too. ``telemetry_async`` is the asyncio version.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ if TYPE_CHECKING:
 def with_telemetry(
     backend: LockBackend, on_event: OnEvent, include_raw: IncludeRaw = False
 ) -> ReportingBackend:
-    """The same backend, reporting a ``LockEvent`` of every operation to ``on_event``.
+    """Wrap a backend: every operation calls ``on_event`` with a ``LockEvent``.
 
-    The callback is never awaited, and what it raises never reaches the lock. Raw identifiers are
-    in the events only with ``include_raw``: True, or a function that decides for each event.
+    The operation never awaits the callback, and what the callback raises does not affect the
+    lock. Events contain the key and the lock id only with ``include_raw``: True, or a function
+    that decides for each event.
     """
     check_backend(backend, wants_async=False)
     return ReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
@@ -130,7 +131,7 @@ class ReportingBackend(Lockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> Acquired | NotAdopted:
-        """Reported as ``extend``: the lock lives on, in other hands."""
+        """Reported as ``extend``: the lock stays held, by another holder."""
         with self._observe("extend", lock_id=lock_id) as seen:
             result = self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
             if isinstance(result, NotAdopted):
@@ -212,7 +213,7 @@ class ReportingBackend(Lockable):
         max_wait_ms: int = 0,
         max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     ) -> Turn | None:
-        """Not reported: it takes and releases nothing."""
+        """Not reported: it acquires and releases nothing."""
         if not isinstance(self._inner, TurnGiver):
             return None
         return self._inner.next_turn(
@@ -231,11 +232,11 @@ class ReportingBackend(Lockable):
         if not isinstance(self._inner, OpensExtendChannel):
             return None
         channel = self._inner.open_extend_channel(timeout_ms)
-        # Without a channel the heartbeat calls our extend, which reports.
+        # Without a channel the heartbeat calls self.extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
 
     def close(self) -> None:
-        """Close the backend that is watched, if it can be closed."""
+        """Close the wrapped backend, if it has ``close``."""
         close = getattr(self._inner, "close", None)
         if close is not None:
             close()
@@ -289,11 +290,11 @@ class _ReportingChannel:
 
     def close(self) -> None:
         self._inner.close()
-        while self._sent:  # and never answered
+        while self._sent:  # sent, but never answered
             self._report(LockError("NetworkTimeout"))
 
     def _report(self, answer: ExtendResult | LockError) -> None:
-        # We are on the heartbeat's thread, and the callback is a user's: not here.
+        # This is the heartbeat thread: a user's callback must not run here.
         run_on_callback_thread(
             partial(self._backend._reporter.report_extension, self._sent.popleft(), answer)
         )

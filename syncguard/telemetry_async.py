@@ -1,4 +1,4 @@
-"""``syncguard.aio.with_telemetry``: the twin of ``telemetry``, for asyncio backends."""
+"""``syncguard.aio.with_telemetry``: the same as ``telemetry``, for asyncio backends."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 def with_telemetry(
     backend: AsyncLockBackend, on_event: OnEvent, include_raw: IncludeRaw = False
 ) -> AsyncReportingBackend:
-    """The same backend, reporting a ``LockEvent`` of every operation to ``on_event``.
+    """Wrap a backend: every operation calls ``on_event`` with a ``LockEvent``.
 
-    The callback may be ``async def``; it is never awaited by the operation, and what it raises
-    never reaches the lock.
+    The callback may be ``async def``. The operation never awaits it, and what it raises does not
+    affect the lock.
     """
     check_backend(backend, wants_async=True)
     return AsyncReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
@@ -114,7 +114,7 @@ class AsyncReportingBackend(AsyncLockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> AsyncAcquired | NotAdopted:
-        """Reported as ``extend``: the lock lives on, in other hands."""
+        """Reported as ``extend``: the lock stays held, by another holder."""
         with self._observe("extend", lock_id=lock_id) as seen:
             result = await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
             if isinstance(result, NotAdopted):
@@ -188,11 +188,11 @@ class AsyncReportingBackend(AsyncLockable):
         if not isinstance(self._inner, AsyncOpensExtendChannel):
             return None
         channel = await self._inner.open_extend_channel(timeout_ms)
-        # Without a channel the heartbeat awaits our extend, which reports.
+        # Without a channel the heartbeat awaits self.extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
 
     async def aclose(self) -> None:
-        """Close the backend that is watched, if it can be closed."""
+        """Close the wrapped backend, if it has ``aclose``."""
         close = getattr(self._inner, "aclose", None)
         if close is not None:
             await close()
@@ -233,7 +233,7 @@ class _ReportingChannel:
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]:
         try:
             answers = await self._inner.extend(extensions)
-        except BaseException:  # also when the heartbeat lost its patience: it cancels
+        except BaseException:  # also CancelledError: the heartbeat cancels at its time limit
             self._report(extensions, [LockError("NetworkTimeout")] * len(extensions))
             raise
         self._report(extensions, answers)

@@ -1,4 +1,4 @@
-"""Building and emitting lock events, for both kinds of backend. No lock operation can fail here."""
+"""Create and emit lock events, for both kinds of backend. Never makes a lock operation fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _logger = logging.getLogger("syncguard")
 
 
 class Reporter:
-    """Emits what happened, with hashes; with raw identifiers only where that is permitted."""
+    """Emits events with hashes; with the key and the lock id only if ``include_raw`` allows it."""
 
     def __init__(self, on_event: OnEvent, include_raw: IncludeRaw, hash: Callable[[str], str]):
         if not callable(on_event):
@@ -59,7 +59,7 @@ class Reporter:
             _log(error)
 
     def observe(self, operation: OperationName, **names: str | None) -> Observation:
-        """Report one operation, around the call, or around its ``await``."""
+        """A context manager that reports one operation: around the call or its ``await``."""
         return Observation(self, operation, names)
 
     def report_extension(self, lock_id: str, answer: ExtendResult | LockError) -> None:
@@ -71,7 +71,7 @@ class Reporter:
 
 
 class Observation:
-    """One operation: reports what is said of it here, or that it raised."""
+    """One operation: reports its result, or that it raised."""
 
     __slots__ = ("_names", "_operation", "_reporter")
 
@@ -87,7 +87,7 @@ class Observation:
         self, _kind: object, error: BaseException | None, _traceback: object
     ) -> Literal[False]:
         if isinstance(error, LockError):
-            # What was refused as a key or an id is not hashed: it may be anything.
+            # An invalid key or lock id is not hashed: it may be any object.
             names = {} if error.code == "InvalidArgument" else self._names
             self._reporter.report(self._operation, False, **names)
         return False
@@ -100,5 +100,5 @@ class Observation:
 
 
 def _log(_error: Exception) -> None:
-    # No traceback: with include_raw it could show what the event carried.
-    _logger.error("a telemetry callback failed; the lock operation was not affected")
+    # No traceback: with include_raw it could contain the key and the lock id.
+    _logger.error("The telemetry callback failed; the lock operation was not affected.")

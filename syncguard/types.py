@@ -1,7 +1,6 @@
-"""The values that go in and out: results, lock information, events, capabilities, policies.
+"""Arguments and results: results, lock information, events, capabilities, policies.
 
-All are small and frozen. A result is true if it is a success. None of them shows a raw key or a
-lock id when printed.
+All are small and frozen. A successful result is true. No repr contains a raw key or a lock id.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ TimeAuthority = Literal["server", "client"]
 
 
 class Signal(Protocol):
-    """What can call off an operation: anything with ``is_set``, such as threading.Event."""
+    """Aborts an operation when it is set: any object with ``is_set``, such as threading.Event."""
 
     def is_set(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class BackendCapabilities:
-    """What a backend is and promises."""
+    """The name of a backend and its guarantees."""
 
     backend: str
     supports_fencing: bool
@@ -44,13 +43,13 @@ class BackendCapabilities:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseResult:
-    """``ok`` is False when the lock was already gone. Not an error: releasing is idempotent."""
+    """``ok`` is False if the lock did not exist any more. No error: release is idempotent."""
 
     ok: bool
     reason: AbsenceReason | None = field(default=None, compare=False, repr=False)
-    """Why not, where the backend knew without asking again. For telemetry."""
+    """Why ``ok`` is False, if the backend knew without another request. For telemetry."""
     assumed: bool = field(default=False, compare=False, repr=False)
-    """``ok`` was not said by the server: the reply was lost, and afterwards the lock was gone."""
+    """The server did not confirm ``ok``: the reply was lost, and later the lock did not exist."""
 
     def __bool__(self) -> bool:
         return self.ok
@@ -58,7 +57,7 @@ class ReleaseResult:
 
 @dataclass(frozen=True, slots=True)
 class ExtendResult:
-    """``expires_at_ms`` is the new expiry on the server's clock, or None when the lock is gone."""
+    """``expires_at_ms`` is the new expiry on the server's clock, or None if the lock is gone."""
 
     ok: bool
     expires_at_ms: int | None = None
@@ -90,7 +89,7 @@ class LockInfoDebug(LockInfo):
 
 @dataclass(frozen=True, slots=True)
 class LockEvent:
-    """What ``with_telemetry`` reports of one operation."""
+    """What ``with_telemetry`` reports about one operation."""
 
     type: OperationName
     result: Literal["ok", "fail"]
@@ -103,7 +102,7 @@ class LockEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseErrorContext:
-    """Which release failed. Holds raw identifiers, and shows none of them when printed."""
+    """Which release failed. The repr contains neither the key nor the lock id."""
 
     key: str = field(repr=False)
     lock_id: str = field(repr=False)
@@ -116,10 +115,10 @@ OnReleaseError = Callable[[LockError, ReleaseErrorContext], object]
 
 @dataclass(frozen=True, slots=True)
 class Acquisition:
-    """How ``lock()`` tries: how often, how long apart, and for how long altogether.
+    """How ``lock()`` retries: how often, with which delays, and for how long in total.
 
-    ``max_retries`` counts the delays that ran out. An attempt that was woken because the holder
-    let go costs none: contention on a busy lock is bounded by ``timeout_ms`` alone.
+    ``max_retries`` counts only delays that ended without a wake-up. An attempt after a wake-up,
+    which the holder's release sends, does not count: only ``timeout_ms`` limits those.
     """
 
     max_retries: int = DEFAULT_MAX_RETRIES
@@ -141,7 +140,7 @@ class Acquisition:
 
 @dataclass(frozen=True, slots=True)
 class Contended:
-    """Somebody else holds the lock. It is false; in ``with`` and ``async with`` it does nothing."""
+    """Somebody else holds the lock. Is false; does nothing in ``with`` and ``async with``."""
 
     ok: Literal[False] = field(default=False, init=False)
     reason: Literal["locked"] = field(default="locked", init=False)
@@ -162,7 +161,7 @@ class Contended:
 
 @dataclass(frozen=True, slots=True)
 class NotAdopted:
-    """There was nothing to adopt: the lock is gone, or its id was redeemed before. It is false."""
+    """Nothing to adopt: the lock is gone, or its id was adopted before. Is false."""
 
     ok: Literal[False] = field(default=False, init=False)
     reason: AbsenceReason = "not-found"

@@ -69,7 +69,7 @@ class LockOptions:
         if not isinstance(self.reentrant, bool):
             raise invalid_argument("reentrant must be True or False")
         if self.max_hold_ms is not None and not self.auto_extend:
-            raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
+            raise invalid_argument("max_hold_ms limits auto_extend, so it needs auto_extend=True")
         if self.backend is not None:
             require_backend_source("backend", self.backend)
             if self.using is not None:

@@ -68,7 +68,9 @@ def locked(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise LockError(
-                "InvalidArgument", "a generator runs after its call: use lock() inside it instead"
+                "InvalidArgument",
+                "cannot lock a generator function: its body runs after the call returns;"
+                " use `with lock()` inside it",
             )
         find_key = key_of(key, function)
         wrapped: Callable[..., Any]

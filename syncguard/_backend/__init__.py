@@ -1,5 +1,5 @@
-"""The parts of ``syncguard.backend``, which is the module to import them from.
+"""The parts of ``syncguard.backend``. Private: import them from there.
 
-Apart from it, because ``lock()`` is written against these protocols, and ``syncguard.backend`` also
-hands out what is built on ``lock()``.
+They are separate modules to avoid an import cycle: ``lock()`` imports these protocols, and
+``syncguard.backend`` imports ``lock()``.
 """

@@ -1,7 +1,7 @@
-"""What a backend may offer to the people who run it: a list of its live locks, and its health.
+"""Optional parts of a backend for operators: a list of its live locks, and its health.
 
-Plain values, which adapters render. Nothing here names a key, a lock id or a password, but for the
-raw infos of a page, whose ``repr`` hides them.
+Plain values, which adapters render. They contain no key, lock id or password, except for the raw
+infos of a page, whose ``repr`` hides them.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class LockPage:
     total: int
     """How many locks are live in all."""
     now_ms: int
-    """The clock by which they expire, when the page was read."""
+    """The time when the page was read, on the clock by which the locks expire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The state of a store, in the backend's own words."""
+    """The state of a store, described by the backend."""
 
     facts: tuple[tuple[str, str], ...]
-    """For people: what, and how it is. In the order in which it is to be shown."""
+    """For people: pairs of a name and a value, in display order."""
     fields: Mapping[str, object] = field(default_factory=dict)
-    """For programs: the same as JSON, by names such as ``roundTripMs``."""
+    """For programs: the same for JSON, with names such as ``roundTripMs``."""
     findings: tuple[str, ...] = ()
-    """What an operator should change, in sentences; empty when all is well."""
+    """What an operator should change, in sentences; empty if all is well."""
 
 
 @runtime_checkable
 class ListsLocks(Protocol):
-    """A backend that knows its live locks. The admin page and the commands need it."""
+    """A backend that can list its live locks. The admin page and the commands need it."""
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         """The live locks, sanitized, soonest to expire first."""
@@ -51,7 +51,7 @@ class ListsLocks(Protocol):
     def count_live_locks(self) -> int: ...
 
     def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
-        """The same locks with their raw keys, how many there are, and the time: in one request.
+        """The same locks with their raw keys, their total number, and the time: in one request.
 
         With the limit 0: only the number and the time. SENSITIVE.
         """
@@ -65,21 +65,21 @@ class ListsLocks(Protocol):
         fence: str = "",
         acquired_at_ms: int | None = None,
     ) -> list[LockInfoDebug]:
-        """The live locks that are wanted. SENSITIVE, and never to decide a mutation.
+        """The live locks that match. SENSITIVE. Do not decide a mutation by the result.
 
-        Sees every lock that is held all the while. The fence and the time of the acquisition,
-        where they are given, narrow the search.
+        Finds every matching lock that is held during the whole search. The fence and the time of
+        acquisition, if given, narrow the search.
         """
         ...
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        """For administrators: free a lock, if the holder is still the one that was seen."""
+        """For administrators: release a lock, if the holder is still the given one."""
         ...
 
 
 @runtime_checkable
 class AsyncListsLocks(Protocol):
-    """An asyncio backend that knows its live locks."""
+    """An asyncio backend that can list its live locks."""
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]: ...
 
@@ -103,22 +103,22 @@ class AsyncListsLocks(Protocol):
 
 @runtime_checkable
 class ReportsHealth(Protocol):
-    """A blocking backend that tells how its store is. ``syncguard_status --check`` needs it."""
+    """A backend that reports the state of its store. ``syncguard_status --check`` needs it."""
 
     def health(self) -> Health:
-        """Ask the store. Raises LockError if it does not answer."""
+        """Read the state of the store. Raises LockError if it does not answer."""
         ...
 
 
 def offers(backend: object, part: type) -> bool:
-    """Whether a backend has an optional part. Looks through what wraps it, such as telemetry."""
+    """Whether a backend has an optional part. Unwraps it first, e.g. from telemetry."""
     while hasattr(backend, "__wrapped__"):
         backend = backend.__wrapped__
     return isinstance(backend, part)
 
 
 def listing_of(backend: LockBackend) -> ListsLocks:
-    """The backend, which has to list its locks. Raises InvalidArgument."""
+    """The backend itself. Raises InvalidArgument if it cannot list its locks."""
     if isinstance(backend, ListsLocks):
         return backend
     raise invalid_argument(f"{type(backend).__name__} does not list its locks")
@@ -132,7 +132,7 @@ def async_listing_of(backend: AsyncLockBackend) -> AsyncListsLocks:
 
 
 def health_of(backend: LockBackend) -> ReportsHealth:
-    """The backend, which has to report its health. Raises InvalidArgument."""
+    """The backend itself. Raises InvalidArgument if it does not report its health."""
     if isinstance(backend, ReportsHealth):
         return backend
     raise invalid_argument(f"{type(backend).__name__} does not report its health")

@@ -1,9 +1,9 @@
-"""What a backend may offer beyond the required: each part is a protocol of its own.
+"""The optional parts of a backend: one protocol for each part.
 
-A backend offers a part by having its methods; nothing is registered. Without ``open_waiter``,
+A backend has a part if it has its methods; nothing is registered. Without ``open_waiter``,
 ``lock()`` sleeps between attempts; without ``open_extend_channel``, heartbeats call ``extend``;
 without ``release_many``, many locks are released one after the other; without ``next_turn``, tasks
-come back after growing delays. Listing and health are in ``listing_and_health``.
+are retried after growing delays. Listing and health are in ``listing_and_health``.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from syncguard.types import ExtendResult, ReleaseResult, Signal
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The lock is held; for ``remaining_ms`` longer at most, where the backend knows."""
+    """Somebody else holds the lock, for at most ``remaining_ms`` if that is known."""
 
     remaining_ms: int | None = None
 
 
 class Waiter(Protocol):
-    """One caller of ``lock()``, between its first attempt and its lock."""
+    """One call of ``lock()``, from its first attempt until it has the lock or fails."""
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int, /) -> Acquired | Refusal:
         """Try once. ``wait_ms`` above 0: if refused, ``wait`` will be called for that long."""
         ...
 
     def wait(self, ms: float, signal: Signal | None) -> bool:
-        """Wait. True: woken, the lock was let go. False: the time is over.
+        """Wait. True: woken, because the lock was released. False: the time is over.
 
         Raises LockError("Aborted") within 100 ms of the signal.
         """
         ...
 
     def close(self) -> None:
-        """Leave. A wake-up that was not used goes to the next waiter."""
+        """End waiting. Pass an unused wake-up on to the next waiter."""
         ...
 
     def undo(self) -> None:
-        """Give back whatever the last attempt may have taken: its caller was interrupted."""
+        """Release what the last attempt may have acquired, after an interrupt."""
         ...
 
 
 class AsyncWaiter(Protocol):
-    """One caller of ``syncguard.aio.lock``, between its first attempt and its lock."""
+    """One call of ``syncguard.aio.lock``, from its first attempt until it has the lock or fails."""
 
     async def attempt(
         self, ttl_ms: int, holder: str | None, wait_ms: int, /
@@ -79,24 +79,24 @@ Extension = tuple[str, int]
 
 
 class ExtendChannel(Protocol):
-    """A connection of the heartbeat's own. After it was opened, nothing here may block."""
+    """A connection for heartbeats only. Its methods must not block."""
 
     def fileno(self) -> int: ...
 
     def send(self, extensions: Sequence[Extension]) -> None:
-        """Send what can be sent at once."""
+        """Send what can be sent without blocking."""
         ...
 
     @property
     def wants_to_write(self) -> bool:
-        """Whether there is more to send, as soon as the file takes it."""
+        """Whether more is to be sent as soon as the file is writable."""
         ...
 
     def receive(self) -> list[ExtendResult | LockError]:
-        """Send more of what is left, and return the answers that have arrived since.
+        """Send more of what is left, and return the answers that have arrived.
 
-        Called when the file is readable, or writable where that is wanted. The answers come in
-        the order of the sending.
+        Called when the file is readable, or writable if ``wants_to_write``. The answers are in
+        the order of the requests.
         """
         ...
 
@@ -104,7 +104,7 @@ class ExtendChannel(Protocol):
 
 
 class AsyncExtendChannel(Protocol):
-    """A connection of the heartbeat's own."""
+    """A connection for heartbeats only."""
 
     async def extend(self, extensions: Sequence[Extension]) -> list[ExtendResult | LockError]: ...
 
@@ -113,16 +113,16 @@ class AsyncExtendChannel(Protocol):
 
 @runtime_checkable
 class OpensExtendChannel(Protocol):
-    """A backend that extends many locks on a connection of its own."""
+    """A backend that extends many locks on a separate connection."""
 
     def open_extend_channel(self, timeout_ms: float, /) -> ExtendChannel | None:
-        """Connect within the time. None: there is no such channel after all."""
+        """Connect within the time. None: this backend has no channel."""
         ...
 
 
 @runtime_checkable
 class AsyncOpensExtendChannel(Protocol):
-    """An asyncio backend that extends many locks on a connection of its own."""
+    """An asyncio backend that extends many locks on a separate connection."""
 
     async def open_extend_channel(self, timeout_ms: float, /) -> AsyncExtendChannel | None: ...
 
@@ -137,9 +137,9 @@ class ReleasesMany(Protocol):
 
 
 def release_many(backend: LockBackend, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
-    """Release many locks of one backend: at once where it can, else one after the other.
+    """Release many locks of one backend: together if it can, else one after the other.
 
-    After an error the rest is not tried: a server that is down costs its time-out once.
+    After an error the rest is not tried: with a server that is down, only one call times out.
     """
     if isinstance(backend, ReleasesMany):
         return backend.release_many(lock_ids)
@@ -155,26 +155,26 @@ def release_many(backend: LockBackend, lock_ids: Sequence[str]) -> list[ReleaseR
 
 
 DEFAULT_MAX_DELAY_MS: Final = 10_000
-"""A caller in a queue comes back at least this often: holders may be quicker than was thought."""
+"""A caller in a queue retries at least this often: holders may be faster than estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """When a caller that was refused tries again: it waits now, or comes back after a delay."""
+    """When a refused caller tries again: it waits now, or retries after a delay."""
 
     ticket: str | None = field(default=None, repr=False)
-    """Not None: wait for the lock now, then hand this to ``end_wait``. Nobody else waits."""
+    """Not None: wait for the lock now, then pass this to ``end_wait``. Nobody else waits."""
     delay_ms: int = 0
-    """Otherwise: come back after so long."""
+    """If ``ticket`` is None: retry after this delay."""
     place_ms: int = 0
-    """The place in the queue, to be given again by a caller that comes back."""
+    """The place in the queue. Pass it to ``next_turn`` again on the next retry."""
 
 
 @runtime_checkable
 class TurnGiver(Protocol):
-    """A backend that keeps a queue for each key: for callers that rather come back than block.
+    """A backend with a queue for each key: for callers that retry later instead of blocking.
 
-    The queue grants nothing. Whoever comes uncalled may find the lock free and take it.
+    The queue grants nothing: a caller outside the queue can acquire the lock when it is free.
     """
 
     def next_turn(
@@ -186,12 +186,12 @@ class TurnGiver(Protocol):
         max_wait_ms: int = 0,
         max_delay_ms: int = ...,
     ) -> Turn | None:
-        """When to try again. None: this backend keeps no queue after all.
+        """When to try again. None: this backend has no queue.
 
-        ``place_ms`` is that of the caller's last turn; ``held_ms`` how long a holder held this
-        lock, told once for each hold: the backend estimates from that. 0 where there is none.
-        With ``max_wait_ms`` above 0 the caller offers to wait for that long, and is told to if it
-        is its turn, nobody else waits, and the lock may be free by then.
+        ``place_ms`` is that of the caller's last turn, 0 if it had none. ``held_ms`` is how long
+        the last holder held this lock, passed once for each hold, else 0: the backend estimates
+        delays from it. With ``max_wait_ms`` above 0 the caller can wait for that long. It gets a
+        ticket if it is next, nobody else waits, and the lock may be free by then.
         """
         ...
 

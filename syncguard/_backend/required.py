@@ -1,7 +1,7 @@
-"""What every backend has: the protocols that ``lock()``, telemetry and the adapters are built on.
+"""The required parts of a backend: the protocols that ``lock()``, telemetry and adapters use.
 
-``syncguard.testing`` publishes the suite that holds a backend to them. Operations are single
-attempts: retries live in ``lock()``.
+``syncguard.testing`` has the test suite for them. An operation is a single attempt: only ``lock()``
+retries.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ class AsyncLockBackend(Protocol):
 
 
 class BackendClass(Protocol):
-    """The class of a backend, as ``syncguard.backends`` and the settings of a project use it."""
+    """The class of a backend, for ``syncguard.backends`` and the settings of a project."""
 
     is_async: ClassVar[bool]
     twin: ClassVar[str | None]
-    """The dotted path of the same backend for asyncio, or, on that one, of the blocking one.
+    """On a blocking class, the dotted path of its asyncio version, and the other way round.
 
-    Each class declares its own: a subclass does not inherit it.
+    Each class declares its own: it is not inherited.
     """
 
     @classmethod
@@ -177,7 +177,7 @@ class BackendClass(Protocol):
 
 
 def check_signal(signal: Signal | None) -> None:
-    """Raise ``Aborted`` if the signal is set. Every operation asks before it does any I/O."""
+    """Raise ``Aborted`` if the signal is set. Every operation calls this before any I/O."""
     if signal is None:
         return
     is_set = getattr(signal, "is_set", None)

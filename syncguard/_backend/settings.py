@@ -1,7 +1,7 @@
-"""How the settings of a project become a backend: plain values between an adapter and a class.
+"""From the settings of a project to a backend: values that an adapter and a backend class exchange.
 
-The adapter knows the settings' names and the framework; the class knows what its location and its
-options mean. Nothing here does I/O, and no text contains a value of a setting.
+The adapter reads the settings of the framework; the class interprets its location and its options.
+Nothing here does I/O, and no text contains a value of a setting.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
 FindingKind = Literal["flushed", "said-twice", "plaintext", "no-password", "other"]
-"""What a finding is about; an adapter gives each kind an id of its own."""
+"""What a finding is about; an adapter assigns an id to each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class GivenLocation:
-    """What the settings of a project say of where the locks are."""
+    """What the settings of a project contain about the location of the locks."""
 
     location: object = field(default=None, repr=False)
-    """``LOCATION``, as it was written. None where a cache is named instead."""
+    """``LOCATION``, unchanged. None if ``CACHE`` is set instead."""
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     cache: object = field(default=None, repr=False)
-    """The entry of ``CACHES`` whose store is to be used, as a plain dictionary."""
+    """The entry of ``CACHES`` whose server is to be used, as a plain dictionary."""
     caches: Mapping[str, object] = field(default_factory=dict, repr=False)
-    """All of ``CACHES``: to see what else uses the store."""
+    """All of ``CACHES``: to find out what else uses the same server."""
     fence_floor: bool = False
-    """Whether fences that are lost start at the clock."""
+    """Whether ``FENCE_FLOOR`` is set: a lost fence counter restarts at the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A setting that cannot be used: which one, and what was expected of it."""
+    """A setting that is not valid: which one, and what was expected."""
 
     setting: Literal["LOCATION", "CACHE", "OPTIONS"]
     expected: str
@@ -40,7 +40,7 @@ class SettingProblem:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A setting that can be used, but perhaps should not be."""
+    """A setting that is valid but may be a mistake."""
 
     kind: FindingKind
     text: str
@@ -59,22 +59,22 @@ class Location:
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     """For ``from_url``."""
     store: Hashable = field(default=None, repr=False)
-    """Equal for two locations of one store, as far as settings can tell."""
+    """Equal for two locations of the same server, as far as the settings show."""
     findings: tuple[Finding, ...] = ()
     quick: Location | None = field(default=None, repr=False)
-    """For a backend that somebody waits for in front of a page: one short try. None: this one."""
+    """A location for web pages: one attempt, short time-outs. None: use this one."""
 
 
 @runtime_checkable
 class ReadsLocation(Protocol):
-    """A backend class that reads and checks its own settings. Without: see ``plain_location``."""
+    """A backend class that reads and checks its own settings. Others get ``plain_location``."""
 
     @classmethod
     def read_location(cls, given: GivenLocation, /) -> Location | SettingProblem: ...
 
 
 def plain_location(given: GivenLocation) -> Location | SettingProblem:
-    """For a class that reads no settings itself: the URL and the options as they are."""
+    """For a class without ``read_location``: the URL and the options, unchanged."""
     if given.cache is not None:
         return SettingProblem("CACHE", "is not supported by this backend: give a LOCATION")
     if not isinstance(given.location, str) or "://" not in given.location:

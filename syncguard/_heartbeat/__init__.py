@@ -1,1 +1,1 @@
-"""Extending locks while they are held, and noticing their loss. Private."""
+"""Extend locks while they are held, and detect lost ones. Private."""

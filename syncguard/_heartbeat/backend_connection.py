@@ -21,7 +21,7 @@ from syncguard.types import ExtendResult
 _logger = logging.getLogger("syncguard")
 
 IDLE_MS: Final = 5_000
-"""How long the thread, and a connection, outlive the last lock that needed them."""
+"""How long the thread and a connection stay after the last lock that needed them."""
 
 _CONNECT_MS: Final = (50.0, 5_000.0)
 _LEAST_ANSWER_TIMEOUT_MS: Final = 50.0
@@ -29,19 +29,19 @@ _READ_AND_WRITE: Final = selectors.EVENT_READ | selectors.EVENT_WRITE
 
 
 def connect_timeout_ms(waiting: Iterable[Beat[Any]]) -> float:
-    """How long connecting may take: until the nearest deadline of those who wait for it."""
+    """How long connecting may take: until the nearest deadline of the waiting locks."""
     least, most = _CONNECT_MS
     left = min(beat.lost_at_ms for beat in waiting) - holder_clock_ms()
     return min(most, max(least, left))
 
 
 def answer_timeout_ms(sent: Iterable[Beat[Any]]) -> float:
-    """How long an answer may take before its connection is given up."""
+    """How long an answer may take before the connection is closed."""
     return max(_LEAST_ANSWER_TIMEOUT_MS, min(beat.ttl_ms for beat in sent) / 3)
 
 
 class FailureLog:
-    """Logs why extending fails: once, until it works again."""
+    """Logs a failed extension: the first failure only, until one succeeds again."""
 
     def __init__(self, backend: object) -> None:
         self._backend = backend
@@ -52,7 +52,7 @@ class FailureLog:
             self._is_logged = True
             known = as_lock_error(error)
             _logger.warning(
-                "extending locks on %r fails: %s: %s; trying on", self._backend, known.code, known
+                "Could not extend locks on %r (%s: %s); retrying.", self._backend, known.code, known
             )
 
     def clear(self) -> None:
@@ -66,7 +66,7 @@ def still_held(
     schedule: Schedule[Any],
     failure_log: FailureLog,
 ) -> bool:
-    """Note what came of an extension. False: the server knows this lock no more."""
+    """Record the result of an extension. False: the lock does not exist on the server any more."""
     if isinstance(answer, LockError):
         failure_log.report(answer)
         schedule.failed(beat, holder_clock_ms())
@@ -81,7 +81,7 @@ def still_held(
 
 
 class BackendConnection:
-    """One backend: its connection, what waits to be sent, and the answers that are outstanding."""
+    """One backend: its connection, the beats to send, and those that wait for an answer."""
 
     def __init__(self, backend: LockBackend) -> None:
         self.backend = backend
@@ -99,7 +99,7 @@ class BackendConnection:
         return not self.is_watched and not self.connecting and unused_ms > IDLE_MS
 
     def stalls_at_ms(self) -> float | None:
-        """When the oldest answer that is owed will have taken too long."""
+        """When the oldest missing answer will have taken too long."""
         if not self.in_flight:
             return None
         return self.in_flight[0][1] + answer_timeout_ms(beat for beat, _ in self.in_flight)
@@ -122,15 +122,15 @@ class WakeableSelector:
         self._selector.register(descriptor, selectors.EVENT_READ, connection)
 
     def unwatch(self, channel: ExtendChannel) -> None:
-        # By the number that it had: a broken channel may not know it any more, and another file
-        # of this process may get it next.
+        # By the descriptor that was registered: a broken channel may not return it any more, and
+        # the process may reuse the number for another file.
         descriptor = self._descriptors.pop(channel, None)
         if descriptor is not None:
             with contextlib.suppress(KeyError, OSError):
                 self._selector.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> list[BackendConnection]:
-        """The connections with something to read, or with room for what is still to be sent."""
+        """Wait. Returns the connections that can be read, or written where that is wanted."""
         for channel, descriptor in self._descriptors.items():
             key = self._selector.get_key(descriptor)
             events = _READ_AND_WRITE if channel.wants_to_write else selectors.EVENT_READ

@@ -1,7 +1,7 @@
-"""A channel for backends that offer none: calls ``extend`` on a thread of its own.
+"""A channel for backends without ``open_extend_channel``: calls ``extend`` on its own thread.
 
-The heartbeat must not block, and ``extend`` may. So the calls run elsewhere, and the answers are
-announced on a socket that the heartbeat can watch like any other.
+The heartbeat must not block, and ``extend`` may. So another thread calls it, and writes to a
+socket when answers are ready. The heartbeat watches that socket like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncguard.types import ExtendResult
 
 
 class FallbackChannel:
-    """Extends by calling the backend, on one thread as long as the channel is open."""
+    """Extends by calling the backend on one thread, until the channel is closed."""
 
     wants_to_write: Final = False
 

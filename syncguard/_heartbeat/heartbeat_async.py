@@ -1,7 +1,7 @@
-"""Auto-extend for asyncio: one task per event loop, over the same schedule as the thread's.
+"""Auto-extend for asyncio: one task per event loop, with the same ``Schedule`` as the thread.
 
-Each backend is extended by a short-lived task of its own, so that one dead server delays neither
-the others nor the news.
+The locks of each backend are extended by a separate short-lived task, so that one dead server
+delays neither the other backends nor ``on_lost``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from syncguard.errors import LockError
 
 
 class AsyncBackendConnection:
-    """One backend's way: its connection, what waits for it, and the task that is extending."""
+    """One backend: its connection, the beats to send, and the task that extends."""
 
     def __init__(self, backend: AsyncLockBackend, heartbeat: AsyncHeartbeat) -> None:
         self.backend = backend
@@ -52,7 +52,7 @@ class AsyncBackendConnection:
             channel = await self.backend.open_extend_channel(timeout_ms)
         return AsyncFallbackChannel(self.backend) if channel is None else channel
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         channel, self.channel = self.channel, None
         if channel is not None:
             with contextlib.suppress(Exception):
@@ -65,7 +65,7 @@ class AsyncHeartbeat:
     def __init__(self) -> None:
         self._schedule: Schedule[AsyncBackendConnection] = Schedule()
         self._connections: dict[int, AsyncBackendConnection] = {}
-        self._wake_receiver = asyncio.Event()
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def watch(
@@ -87,7 +87,7 @@ class AsyncHeartbeat:
         self._schedule.add(beat)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
-        self._wake_receiver.set()
+        self._wake.set()
         return beat
 
     def unwatch(self, beat: Beat[AsyncBackendConnection]) -> None:
@@ -104,14 +104,14 @@ class AsyncHeartbeat:
             for connection in self._connections.values():
                 if connection.task is not None:
                     connection.task.cancel()
-                await connection.hang_up()
-            # The loop refers to this task and this to the loop: let go, or neither ever goes.
+                await connection.disconnect()
+            # Break the reference cycle between the loop and this task.
             self._task = None
             _heartbeats.pop(asyncio.get_running_loop(), None)
 
     async def _has_work(self) -> bool:
         for key in [key for key, connection in self._connections.items() if connection.idle]:
-            await self._connections.pop(key).hang_up()
+            await self._connections.pop(key).disconnect()
         return bool(self._connections)
 
     def _beat(self) -> None:
@@ -123,7 +123,7 @@ class AsyncHeartbeat:
             announce_async(beat.held)
         for connection in self._connections.values():
             for beat in connection.waiting:
-                beat.sending = not beat.over  # nobody need wait for what will not be sent
+                beat.sending = not beat.over  # not sent if over: ``settle`` need not wait
             connection.waiting = [beat for beat in connection.waiting if beat.sending]
             if connection.waiting and connection.task is None:
                 connection.task = asyncio.ensure_future(self._extend(connection))
@@ -133,8 +133,8 @@ class AsyncHeartbeat:
         now_ms = holder_clock_ms()
         timeout_s = (IDLE_MS if next_ms is None else max(0.0, next_ms - now_ms)) / 1000
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wake_receiver.wait(), timeout_s)
-        self._wake_receiver.clear()
+            await asyncio.wait_for(self._wake.wait(), timeout_s)
+        self._wake.clear()
 
     async def _extend(self, connection: AsyncBackendConnection) -> None:
         beats, connection.waiting = connection.waiting, []
@@ -154,7 +154,7 @@ class AsyncHeartbeat:
             connection.failure_log.report(LockError("NetworkTimeout") if too_late else error)
             for beat in beats:
                 self._schedule.failed(beat, holder_clock_ms())
-            await connection.hang_up()
+            await connection.disconnect()
         else:
             for beat, answer in zip(beats, answers, strict=True):
                 known = still_held(answer, beat, sent_at_ms, self._schedule, connection.failure_log)
@@ -163,7 +163,7 @@ class AsyncHeartbeat:
                     announce_async(beat.held)
         finally:
             connection.task = None
-            self._wake_receiver.set()
+            self._wake.set()
 
 
 _heartbeats: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncHeartbeat]] = (
@@ -179,7 +179,7 @@ def watch(
     renews: bool = True,
     max_hold_ms: int | None = None,
 ) -> Beat[AsyncBackendConnection]:
-    """Extend a lock until ``unwatch``; ``renews=False`` only tells when it is lost."""
+    """Extend a lock until ``unwatch``; ``renews=False`` only detects that it is lost."""
     loop = asyncio.get_running_loop()
     heartbeat = _heartbeats.get(loop)
     if heartbeat is None:
@@ -188,12 +188,12 @@ def watch(
 
 
 def unwatch(beat: Beat[AsyncBackendConnection]) -> None:
-    """Stop extending. An extension that is under way never resurrects a lock."""
+    """Stop extending. A request that was sent already cannot bring a released lock back."""
     beat.connection.heartbeat.unwatch(beat)
 
 
 async def settle(beat: Beat[AsyncBackendConnection]) -> None:
-    """Wait, after ``unwatch``, until no extension is under way: it would undo a later one."""
+    """After ``unwatch``: wait for a sent extension, which would overwrite the next TTL."""
     until_ms = holder_clock_ms() + answer_timeout_ms([beat])
     while beat.sending and holder_clock_ms() < until_ms:  # noqa: ASYNC110 - rare, and short
         await asyncio.sleep(0.001)

@@ -1,11 +1,11 @@
-"""The thread that extends the locks of blocking code, and everything that only it may touch.
+"""The thread that extends the locks of blocking code, and the state that only it may touch.
 
 The thread never blocks on a server: it sends what is due, watches all its connections at once,
-and gives a lock up at its deadline even if no server answers. Whatever may block (connecting, a
-user's ``on_lost``) runs on a thread of its own for as long as it takes.
+and declares a lock lost at its deadline even if no server answers. Calls that may block
+(connecting, a user's ``on_lost``) run on separate threads.
 
-Holders reach it by ``arrivals`` and ``wake`` alone, and wait for nothing: a holder may be a signal
-handler, or a generator that the garbage collector closes, in the middle of another holder's call.
+Holders use only ``registrations`` and ``wake``, and never block: a holder may be a signal handler,
+or a generator that the garbage collector closes, in the middle of another holder's call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PAUSE_AFTER_ERROR_S: Final = 0.05
 
 
 class Watch:
-    """A holder's end of a beat: its lock is extended as long as this lives and is not over."""
+    """A holder's reference to a beat. Dropping it, or setting ``over``, stops the extensions."""
 
     __slots__ = ("__weakref__", "backend", "beat", "unclaimed")
 
@@ -47,18 +47,18 @@ class Watch:
         self.beat = beat
         self.backend = backend
         self.unclaimed: list[None] = [None]
-        """Popped by the thread that takes it: two may have been offered it."""
+        """Popped by the thread that takes this: it may be registered with two threads."""
 
 
 class HeartbeatThread:
-    """One thread, from its first lock until it was idle for a while."""
+    """One thread. It ends when it was idle for a while."""
 
     def __init__(self) -> None:
-        self.arrivals: deque[weakref.ref[Watch]] = deque()
+        self.registrations: deque[weakref.ref[Watch]] = deque()
         self.connections: dict[int, BackendConnection] = {}
         self.has_ended = False
         self.sleeps_until_ms = 0.0
-        self._is_unwanted = False
+        self._must_stop = False
         self._schedule: Schedule[BackendConnection] = Schedule()
         self._owners: dict[Beat[BackendConnection], weakref.ref[Watch]] = {}
         self._connected: deque[tuple[BackendConnection, ExtendChannel | LockError]] = deque()
@@ -72,17 +72,17 @@ class HeartbeatThread:
         try:
             self._thread.start()
         except BaseException as error:
-            self._is_unwanted = self.has_ended = True
-            if isinstance(error, RuntimeError):  # no more threads to be had
+            self._must_stop = self.has_ended = True
+            if isinstance(error, RuntimeError):  # no thread available
                 self._selector.close()
-            # Else an interrupt: it may have started, and will see that it is not wanted.
+            # Else an interrupt: the thread may have started, and then ends by ``_must_stop``.
             raise
 
     def wake(self) -> None:
         self._selector.wake()
 
-    def forget(self) -> None:
-        """In a forked child: let go of the parent's sockets without a word to anybody."""
+    def close_inherited_sockets(self) -> None:
+        """In a forked child: close the parent's sockets and send nothing."""
         self._selector.close()
 
     # -- the thread ---------------------------------------------------------------------------
@@ -92,27 +92,28 @@ class HeartbeatThread:
             try:
                 self._run_once()
             except Exception:
-                # Whatever it was, the other locks of this process must not die of it.
-                _logger.exception("the heartbeat met an unexpected error, and goes on")
+                # The thread must go on extending the other locks of this process.
+                _logger.exception("Unexpected error in the heartbeat thread; continuing.")
                 time.sleep(_PAUSE_AFTER_ERROR_S)
         self._selector.close()
 
     def _has_work(self) -> bool:
-        """Sweep what is idle. False: so are we, and the thread ends."""
-        self._take_arrivals()
+        """Close idle connections. False: nothing is left to do, and the thread ends."""
+        self._take_registrations()
         self._drop_idle()
         for key in [
-            k for k, connection in self.connections.items() if connection.idle or self._is_unwanted
+            k for k, connection in self.connections.items() if connection.idle or self._must_stop
         ]:
             self._disconnect(self.connections.pop(key))
-        # In this order: whoever arrives now finds that we have ended, or is found by us.
+        # In this order: a holder that registers now sees has_ended, or this thread sees the
+        # registration.
         self.has_ended = not self.connections
-        if self.has_ended and self.arrivals and not self._is_unwanted:
+        if self.has_ended and self.registrations and not self._must_stop:
             self.has_ended = False
         return not self.has_ended
 
     def _run_once(self) -> None:
-        self._give_up_and_collect()
+        self._take_due()
         for connection in list(self.connections.values()):
             self._send_waiting(connection)
         self._sleep()
@@ -120,9 +121,9 @@ class HeartbeatThread:
         for connection in list(self.connections.values()):
             self._check(connection)
 
-    def _take_arrivals(self) -> None:
-        while self.arrivals:
-            owner = self.arrivals.popleft()
+    def _take_registrations(self) -> None:
+        while self.registrations:
+            owner = self.registrations.popleft()
             watch = owner()
             if watch is not None and not watch.beat.over and _claim(watch):
                 self._take(watch, owner)
@@ -139,12 +140,12 @@ class HeartbeatThread:
         self._schedule.add(beat)
 
     def _drop_idle(self) -> None:
-        """Now and then, find out who has gone: leaving holders tell nobody."""
+        """From time to time, drop the beats of ended blocks: ``unwatch`` only sets a flag."""
         now_ms = holder_clock_ms()
-        if not self._is_unwanted and now_ms - self._dropped_idle_at_ms < IDLE_MS:
+        if not self._must_stop and now_ms - self._dropped_idle_at_ms < IDLE_MS:
             return
         self._dropped_idle_at_ms = now_ms
-        beats = [beat for beat in self._schedule.beats() if self._is_wanted(beat)]
+        beats = [beat for beat in self._schedule.beats() if self._is_active(beat)]
         self._owners = {beat: self._owners[beat] for beat in beats}
         watched = {id(beat.connection) for beat in beats}
         for connection in self.connections.values():
@@ -152,25 +153,25 @@ class HeartbeatThread:
             if connection.is_watched:
                 connection.used_at_ms = now_ms
 
-    def _is_wanted(self, beat: Beat[BackendConnection]) -> bool:
+    def _is_active(self, beat: Beat[BackendConnection]) -> bool:
         """False once the owning Lock has left, or was garbage-collected."""
         if not beat.over and self._owners[beat]() is None:
             beat.over = True
         return not beat.over
 
-    def _give_up_and_collect(self) -> None:
+    def _take_due(self) -> None:
         lost, due = self._schedule.take_due(holder_clock_ms())
         for beat in due:
-            if self._is_wanted(beat):
+            if self._is_active(beat):
                 beat.connection.waiting.append(beat)
         for beat in lost:
             if self._owners[beat]() is not None:
                 announce(beat.held)
 
     def _send_waiting(self, connection: BackendConnection) -> None:
-        """Send what waits; connect first where there is no connection."""
+        """Send the waiting beats, or connect first if there is no connection."""
         for beat in connection.waiting:
-            beat.sending = not beat.over  # nobody need wait for what will not be sent
+            beat.sending = not beat.over  # not sent if over: ``settle`` need not wait
         connection.waiting = [beat for beat in connection.waiting if beat.sending]
         if not connection.waiting:
             return
@@ -188,7 +189,7 @@ class HeartbeatThread:
 
     def _sleep(self) -> None:
         now_ms = holder_clock_ms()
-        # Not longer, though nothing is due: to sweep, and to notice a suspended machine.
+        # No longer than this: to close idle connections, and to notice a suspended machine.
         wakes = [now_ms + IDLE_MS]
         wakes += [
             at for connection in self.connections.values() if (at := connection.stalls_at_ms())
@@ -197,8 +198,8 @@ class HeartbeatThread:
         if next_ms is not None:
             wakes.append(next_ms)
         wake_ms = self.sleeps_until_ms = min(wakes)
-        # Said before we look: who comes after this look will ring.
-        if self.arrivals:
+        # sleeps_until_ms is set first: a holder that registers after this check calls wake().
+        if self.registrations:
             wake_ms = now_ms
         for connection in self._selector.wait(max(0.0, wake_ms - now_ms) / 1000):
             self._receive(connection)
@@ -213,7 +214,7 @@ class HeartbeatThread:
         for answer in answers:
             beat, sent_at_ms = connection.in_flight.popleft()
             known = still_held(answer, beat, sent_at_ms, self._schedule, connection.failure_log)
-            if not known and self._is_wanted(beat):
+            if not known and self._is_active(beat):
                 beat.over = True
                 announce(beat.held)
 
@@ -223,12 +224,12 @@ class HeartbeatThread:
             self._fail(connection, LockError("NetworkTimeout"))
 
     def _fail(self, connection: BackendConnection, error: Exception) -> None:
-        """The connection is no good: forget it, and what it still owed us."""
+        """Close a broken connection, and reschedule the beats that got no answer."""
         if connection.in_flight:
             connection.failure_log.report(error)
         self._disconnect(connection)
-        owed, connection.in_flight = connection.in_flight, deque()
-        for beat, _ in owed:
+        unanswered, connection.in_flight = connection.in_flight, deque()
+        for beat, _ in unanswered:
             self._schedule.failed(beat, holder_clock_ms())
 
     def _disconnect(self, connection: BackendConnection) -> None:
@@ -248,7 +249,7 @@ class HeartbeatThread:
         connection.connecting = True
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads to be had: perhaps later
+        except RuntimeError as error:  # no thread available: retry later
             self._connected.append((connection, as_lock_error(error)))
             self.wake()
 

@@ -1,4 +1,4 @@
-"""Telling that a lock was lost: run the holder's callback where it can block nobody."""
+"""Call the holder's ``on_lost`` where it cannot block the heartbeat."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _logger = logging.getLogger("syncguard")
 
 
 def announce(held: Held) -> None:
-    """For blocking code: on a thread of its own, because a slow callback must not delay others."""
+    """For blocking code: on a new thread, because a slow callback must not delay others."""
     on_lost = held.lose()
     if on_lost is None:
         return
     try:
         threading.Thread(target=_call, args=(on_lost,), name="syncguard-lost", daemon=True).start()
-    except RuntimeError:  # no more threads to be had: better here than not at all
+    except RuntimeError:  # no thread available: call it here
         _call(on_lost)
 
 
 def announce_async(held: Held) -> None:
-    """For asyncio: in the loop; what an ``async def`` callback returns runs as a task."""
+    """For asyncio: in the loop; an ``async def`` callback runs as a task."""
     on_lost = held.lose()
     if on_lost is None:
         return
@@ -40,5 +40,5 @@ def _call(on_lost: Callable[[], object]) -> object:
 
 
 def _log(error: Exception) -> None:
-    # Its class only: the callback was given the lock, and its text may show the lock's id.
-    _logger.error("the on_lost callback failed with %s", type(error).__name__)
+    # Only the class: the text may contain the lock id, which the callback got.
+    _logger.error("The on_lost callback failed with %s.", type(error).__name__)

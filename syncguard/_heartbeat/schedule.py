@@ -1,8 +1,8 @@
-"""When to extend which lock, and when to give one up. No I/O, no threads, no clock of its own.
+"""When to extend which lock, and when a lock is lost. No I/O, no threads, reads no clock.
 
-A lock is extended at a third of its TTL. A fault is tried again soon, until the deadline: the
-moment the last successful request was sent, plus the TTL. Shortly before that moment the lock is
-lost, so that the news arrives before anybody else can have it.
+A lock is extended at a third of its TTL. A failed extension is retried soon, until the deadline:
+the moment the last successful request was sent, plus the TTL. The lock counts as lost shortly
+before the deadline, so that ``on_lost`` runs before anybody else can acquire the lock.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from syncguard._lock.held import Held
 ConnectionT = TypeVar("ConnectionT")
 
 _NEVER: Final = float("inf")
-_SMALL: Final = 64
+_SMALL_HEAP: Final = 64
 
 
 class Beat(Generic[ConnectionT]):
-    """One lock under watch; ``renews=False`` only watches its deadline.
+    """One lock to extend; ``renews=False`` only watches its deadline.
 
-    ``over`` may be set by anybody at any time: from then on nothing is done about this lock.
+    Any thread may set ``over`` at any time: after that the schedule ignores this lock.
     """
 
     __slots__ = (
@@ -66,24 +66,24 @@ class Beat(Generic[ConnectionT]):
 
 
 class Schedule(Generic[ConnectionT]):
-    """All locks under watch in one process or event loop."""
+    """All locks that one process or event loop extends."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Beat[ConnectionT]]] = []
         self._order = itertools.count()
-        self._crowd = _SMALL
+        self._drop_stale_at = _SMALL_HEAP
 
     def add(self, beat: Beat[ConnectionT]) -> None:
         """Watch a lock from now on, until its beat is over."""
         self._push(beat)
 
     def beats(self) -> list[Beat[ConnectionT]]:
-        """Those that are not over."""
-        self._tidy()
+        """The beats that are not over."""
+        self._drop_stale()
         return [beat for _, _, beat in self._heap]
 
     def next_ms(self) -> float | None:
-        """When ``take_due`` has something to say next."""
+        """When ``take_due`` will return something next."""
         while self._heap:
             if _is_current(self._heap[0]):
                 return self._heap[0][0]
@@ -91,7 +91,7 @@ class Schedule(Generic[ConnectionT]):
         return None
 
     def take_due(self, now_ms: float) -> tuple[list[Beat[ConnectionT]], list[Beat[ConnectionT]]]:
-        """(lost, due): locks to give up, whose beats end; locks to extend, counted as sent now."""
+        """(lost, due): lost locks, whose beats end; and locks to extend, marked as sending."""
         lost: list[Beat[ConnectionT]] = []
         due: list[Beat[ConnectionT]] = []
         while (when := self.next_ms()) is not None and when <= now_ms:
@@ -114,26 +114,26 @@ class Schedule(Generic[ConnectionT]):
             self._push(beat)
 
     def failed(self, beat: Beat[ConnectionT], now_ms: float) -> None:
-        """The request got no answer, or an error: try again soon."""
+        """The request got no answer, or an error: retry soon."""
         beat.sending = False
         if not beat.over:
             beat.due_ms = now_ms + min(250.0, max(10.0, beat.ttl_ms / 20))
             self._push(beat)
 
     def _push(self, beat: Beat[ConnectionT]) -> None:
-        if len(self._heap) >= self._crowd:
-            # Short blocks under long TTLs: entries of locks that are gone must not pile up.
-            self._tidy()
-            self._crowd = max(_SMALL, 3 * len(self._heap))
+        if len(self._heap) >= self._drop_stale_at:
+            # Short blocks with long TTLs: entries of released locks must not accumulate.
+            self._drop_stale()
+            self._drop_stale_at = max(_SMALL_HEAP, 3 * len(self._heap))
         beat.when_ms = beat.next_ms()
         heapq.heappush(self._heap, (beat.when_ms, next(self._order), beat))
 
-    def _tidy(self) -> None:
+    def _drop_stale(self) -> None:
         self._heap = [entry for entry in self._heap if _is_current(entry)]
         heapq.heapify(self._heap)
 
 
 def _is_current(entry: tuple[float, int, Beat[ConnectionT]]) -> bool:
-    """Whether an entry of the heap still speaks for its lock; a later one may have replaced it."""
+    """Whether this heap entry is the latest of a lock that is not over."""
     when_ms, _, beat = entry
     return not beat.over and when_ms == beat.when_ms

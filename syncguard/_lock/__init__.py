@@ -1,1 +1,1 @@
-"""What ``lock()`` and its asyncio twin are made of. Private: import from ``syncguard``."""
+"""The parts of ``lock()``, blocking and asyncio. Private: import from ``syncguard``."""

@@ -1,7 +1,7 @@
-"""How ``lock()`` comes to its lock, as a generator that neither blocks nor awaits.
+"""How ``lock()`` acquires its lock, as a generator that neither blocks nor awaits.
 
-It yields what it wants done, an ``Attempt`` or a ``Pause``, and is sent what came of it. A
-blocking and an asyncio driver do the doing; a test drives it with a clock of its own.
+It yields the next step, an ``Attempt`` or a ``Pause``, and receives the result by ``send``. A
+blocking and an asyncio driver execute the steps; a test drives it with its own clock.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ GrantT = TypeVar("GrantT")
 _NEVER: Final = float("inf")
 
 MAX_DELAY_MS: Final = 3_600_000
-"""Doubling stops here: an hour between two attempts is backoff enough, and a float has an end."""
+"""The longest delay: exponential backoff stops doubling here, before a float overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """Try once. Send the grant, or the refusal."""
+    """Try once. Send back the grant, or the refusal."""
 
     wait_ms: int
-    """How long the pause after a refusal will be; 0 if there will be none."""
+    """How long the pause after a refusal will be; 0 if there will be no pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait so long, or until woken. Send whether it was a wake-up."""
+    """Wait this long, or until woken. Send back True if woken."""
 
     ms: float
 
@@ -42,7 +42,7 @@ Acquiring = Generator[Attempt | Pause, GrantT | Refusal | bool, GrantT]
 
 
 def backoff_ms(policy: Acquisition, retries: int, chance: Callable[[], float]) -> float:
-    """The delay before the next retry, when so many have been used. ``chance`` is in [0, 1)."""
+    """The delay before the next retry, after ``retries``. ``chance`` returns a number in [0, 1)."""
     delay = float(policy.retry_delay_ms)
     if policy.backoff == "exponential":
         delay = min(delay * 2.0 ** min(retries, 64), MAX_DELAY_MS)
@@ -60,7 +60,7 @@ def acquiring(
     *,
     key: str | None = None,
 ) -> Acquiring[GrantT]:
-    """Attempts and pauses until the lock is granted, or ``AcquisitionTimeout`` for this key."""
+    """Yield attempts and pauses until the lock is granted. Raises ``AcquisitionTimeout``."""
     deadline = clock_ms() + policy.timeout_ms
     retries = 0
     while True:
@@ -72,18 +72,18 @@ def acquiring(
             return cast("GrantT", answer)
         left = deadline - clock_ms()
         if last or left <= 0:
-            raise AcquisitionTimeout(_gave_up(policy, last), ErrorContext(key=key))
+            raise AcquisitionTimeout(_timeout_message(policy, last), ErrorContext(key=key))
         pause = min(delay, left)
-        # The holder's lock runs out before our delay does: be there when it does.
+        # Wait no longer than the holder's lock can last.
         expires_in = _NEVER if answer.remaining_ms is None else answer.remaining_ms + 1
         woken = yield Pause(min(pause, expires_in))
-        # Only a delay that ran out is a retry. Were wake-ups counted, a busy lock would turn its
-        # waiters away long before their time.
+        # Only a delay that ended without a wake-up is a retry. If wake-ups counted, waiters for
+        # a busy lock would use up their retries long before timeout_ms.
         if not woken and pause <= expires_in:
             retries += 1
 
 
-def _gave_up(policy: Acquisition, retries_used_up: bool) -> str:
+def _timeout_message(policy: Acquisition, retries_used_up: bool) -> str:
     retries, time = f"after {policy.max_retries} retries", f"within {policy.timeout_ms} ms"
     limit = retries if retries_used_up else time
     return f"the lock could not be acquired {limit}: somebody else holds it"

@@ -1,7 +1,7 @@
-"""A thread for a user's callbacks, which may be slow: the heartbeat's thread must not wait.
+"""A thread for users' callbacks, which may be slow: the heartbeat thread must not wait for them.
 
-One daemon thread, started with the first event and gone when none has come for a while. The
-heartbeat only puts into its queue, which never blocks.
+One daemon thread. It starts with the first callback and ends when it was idle for a while. The
+heartbeat only puts callbacks into a queue, which never blocks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _IDLE_S: Final = 5.0
 
 
 class CallbackThread:
-    """Runs callbacks one after the other, in the order in which they were given."""
+    """Runs callbacks one after the other, in the order in which they were enqueued."""
 
     def __init__(self) -> None:
         self._callbacks: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
@@ -24,7 +24,7 @@ class CallbackThread:
         self._thread: threading.Thread | None = None
 
     def run_on_callback_thread(self, callback: Callable[[], object]) -> None:
-        """Run it soon, elsewhere. It must not raise."""
+        """Enqueue a callback. It must not raise."""
         self._callbacks.put(callback)
         with self._guard:
             if self._thread is None:
@@ -49,14 +49,14 @@ _callback_thread = CallbackThread()
 
 
 def run_on_callback_thread(callback: Callable[[], object]) -> None:
-    """Run it on the process's callback thread. It must not raise."""
+    """Enqueue a callback for the process's callback thread. It must not raise."""
     _callback_thread.run_on_callback_thread(callback)
 
 
-def _start_afresh() -> None:
+def _reset_after_fork() -> None:
     global _callback_thread
     _callback_thread = CallbackThread()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_afresh)
+    os.register_at_fork(after_in_child=_reset_after_fork)

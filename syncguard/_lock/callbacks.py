@@ -1,4 +1,4 @@
-"""Callbacks of users that may be ``async def``: letting them run where nobody waits for them."""
+"""Users' callbacks that may be ``async def``: run them in the background."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from syncguard._lock.background import keep
 
 
-def run_in_background(result: object, complain: Callable[[Exception], object]) -> None:
-    """Let what a callback returned run in the loop, if it can be awaited.
+def run_in_background(result: object, log_error: Callable[[Exception], object]) -> None:
+    """Run what a callback returned as a task of the running loop, if it is awaitable.
 
-    ``complain`` is told what it raises. Raises RuntimeError where no loop runs.
+    ``log_error`` is called with what it raises. Raises RuntimeError if no loop is running.
     """
     if not inspect.isawaitable(result):
         return
@@ -21,12 +21,12 @@ def run_in_background(result: object, complain: Callable[[Exception], object]) -
         try:
             await result
         except Exception as error:
-            complain(error)
+            log_error(error)
 
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         if inspect.iscoroutine(result):
-            result.close()  # or Python warns that nobody awaited it
+            result.close()  # else Python warns that it was never awaited
         raise
     keep(loop.create_task(run()))

@@ -1,8 +1,8 @@
-"""Asyncio's cancellation against locks: a cancelled task must not leave a lock behind.
+"""Cancellation in asyncio: a cancelled task must not leave a lock held.
 
-What has been sent to a server cannot be called back. So a mutation runs in a task of its own,
-which the caller's cancellation does not reach; the caller waits until it is settled, undoes what
-has to be undone, and only then lets the cancellation through.
+A request that was sent to a server cannot be withdrawn. So a mutation runs in its own task, which
+the caller's cancellation does not cancel. The caller waits until that task has finished, undoes
+the mutation if needed, and only then raises the cancellation.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from syncguard._lock.background import keep
 T = TypeVar("T")
 
 GRACE_S: Final = 5.0
-"""How long a cancellation waits at most for a server that does not answer."""
+"""How long a cancelled caller waits at most for a server that does not answer."""
 
 
 async def settle(operation: Coroutine[Any, Any, T]) -> T:
-    """Run the operation to its end, even if the caller is cancelled; then be cancelled."""
+    """Run the operation to its end, even if the caller is cancelled; then raise CancelledError."""
     task = asyncio.ensure_future(operation)
     try:
         return await asyncio.shield(task)
@@ -30,9 +30,9 @@ async def settle(operation: Coroutine[Any, Any, T]) -> T:
 
 
 async def finished(task: asyncio.Task[T]) -> bool:
-    """Wait for a task, through any number of cancellations. False: it took too long.
+    """Wait for a task, even if cancelled several times. False: it took too long.
 
-    A task that took too long goes on in the background.
+    A task that took too long continues in the background.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + GRACE_S
@@ -47,7 +47,7 @@ async def finished(task: asyncio.Task[T]) -> bool:
         except asyncio.CancelledError:
             continue
     if not task.cancelled():
-        task.exception()  # marks it as seen: the caller reports the cancellation instead
+        task.exception()  # marks it as retrieved: the caller raises the cancellation instead
     return True
 
 

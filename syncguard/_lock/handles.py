@@ -1,7 +1,7 @@
-"""What a successful acquire returns: the lock's data, and the means to let go of it.
+"""What a successful acquire returns: the lock's data, and methods to extend and release it.
 
-Leaving ``with`` releases, never raises, and does nothing in a forked child: the lock is the
-parent's.
+Leaving ``with`` releases and never raises. In a forked child it does nothing: the parent holds the
+lock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AsyncReleaser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lock that was granted: what both kinds of handle know of it."""
+    """A lock that was granted: the data of both kinds of handle."""
 
     lock_id: str = field(repr=False)
     fence: Fence
@@ -54,7 +54,7 @@ class Grant:
     key: str = field(repr=False)
     ttl_ms: int = field(repr=False)
     sent_at_ms: float = field(repr=False)
-    """When the request was sent, on the holder's clock: the TTL cannot end before this + TTL."""
+    """Send time of the request, on the holder's clock. The lock lasts at least until this + TTL."""
     disposal: Disposal = field(repr=False, compare=False)
     ok: ClassVar[Literal[True]] = True
     pid: int = field(default_factory=os.getpid, init=False, repr=False, compare=False)
@@ -68,7 +68,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Acquired(Grant):
-    """The lock is yours. Use it in ``with``, or call ``release()`` yourself."""
+    """The lock is acquired. Use it in ``with``, or call ``release()`` yourself."""
 
     backend: Releaser = field(repr=False, compare=False)
 
@@ -88,7 +88,7 @@ class Acquired(Grant):
 
 @dataclass(frozen=True, slots=True)
 class AsyncAcquired(Grant):
-    """The lock is yours. Use it in ``async with``, or await ``release()`` yourself."""
+    """The lock is acquired. Use it in ``async with``, or await ``release()`` yourself."""
 
     backend: AsyncReleaser = field(repr=False, compare=False)
 
@@ -108,5 +108,5 @@ class AsyncAcquired(Grant):
 
 
 def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:
-    """Whether a result carries a fence: for code that is written for any backend."""
+    """Whether a result has a fence: for code that works with any backend."""
     return result.ok and bool(result.fence)

@@ -1,7 +1,7 @@
-"""A lock while it is held: its fence, and whether it is still ours.
+"""A lock while it is held: its fence, and whether it was lost.
 
-The holder judges by its own clock, without asking anybody: a lock that was last confirmed by a
-request sent at T cannot be counted on after T + TTL, whether or not the server can be reached.
+The holder decides by its own clock, without a request: a lock whose last successful request was
+sent at T counts as lost after T + TTL, whether or not the server can be reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from syncguard.keys import validate_ttl_ms
 from syncguard.types import Fence
 
 OnLost = Callable[["Held"], object] | Callable[[], object]
-"""Told once when the lock is lost: with the ``Held``, or with nothing if it takes nothing."""
+"""Called once when the lock is lost: with the ``Held``, or without it if it takes no argument."""
 
 
 class Held:
@@ -42,13 +42,13 @@ class Held:
         # For lock() and the heartbeat:
         self.deadline_ms = grant.sent_at_ms + grant.ttl_ms
         self.kept: tuple[int | None] | None = None
-        """The TTL to leave the lock with, in a tuple of one; None to release it."""
+        """None: release when the block ends. A tuple of one TTL: keep the lock with that TTL."""
         self.known_lost = False
-        """Whether somebody was or could have been told: by a heartbeat, or by asking ``lost``."""
+        """Whether the heartbeat or a read of ``lost`` found that the lock was lost."""
 
     @property
     def fence(self) -> Fence:
-        """The fencing token: hand it to whatever this lock protects."""
+        """The fencing token: pass it to the resource that this lock protects."""
         return self._grant.fence
 
     @property
@@ -62,7 +62,7 @@ class Held:
 
     @property
     def lost(self) -> bool:
-        """Whether the lock is not ours any more. Once True, it stays True.
+        """Whether the lock was lost. Once True, it stays True.
 
         In a forked child it is True: the parent holds the lock.
         """
@@ -71,14 +71,14 @@ class Held:
         return self.known_lost
 
     def ensure_held(self) -> None:
-        """Raise LockLost if the lock was lost. Cheap: asks no server."""
+        """Raise LockLost if the lock was lost. Cheap: sends no request."""
         if self.lost:
             raise LockLost()
 
     def keep(self, ttl_ms: int | None = None) -> None:
-        """Leave the block without releasing: the lock stays until its TTL runs out.
+        """Do not release when the block ends: the lock stays until its TTL ends.
 
-        With ``ttl_ms`` it gets that much time from then on. Nobody extends it any more.
+        With ``ttl_ms``, leaving the block sets this TTL. After the block nothing extends the lock.
         """
         if ttl_ms is not None:
             validate_ttl_ms(ttl_ms)
@@ -103,17 +103,17 @@ class Held:
         self._expires_at_ms = expires_at_ms
 
     def lose(self) -> Callable[[], object] | None:
-        """Mark as lost; the callback to run, to the first who asks for it only."""
+        """Mark as lost. Returns the callback to run, but only to the first caller."""
         self.known_lost = True
         try:
-            self._unannounced.pop()  # atomic: the heartbeat and the leaving block may both come
+            self._unannounced.pop()  # atomic: heartbeat and holder may call at the same time
         except IndexError:
             return None
         return self._on_lost and partial(call_on_lost, self._on_lost, self)
 
 
 def call_on_lost(on_lost: OnLost, held: Held) -> object:
-    """Call it with the lock, or with nothing if it takes nothing."""
+    """Call it with the lock, or without an argument if it takes none."""
     try:
         inspect.signature(on_lost).bind(held)
     except (TypeError, ValueError):  # takes no argument, like threading.Event().set

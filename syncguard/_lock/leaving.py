@@ -15,7 +15,7 @@ WatchT = TypeVar("WatchT")
 
 
 class OneBlock(Generic[BackendT, GrantT, WatchT]):
-    """The block that a lock is in: one at a time."""
+    """The block of a lock: one at a time."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class OneBlock(Generic[BackendT, GrantT, WatchT]):
         return f"<lock on {self._backend!r}>"
 
     def __del__(self) -> None:
-        # If an interrupt stopped __exit__ at its first line, only this runs. The block must not
-        # stay on the stack of held locks.
+        # If an interrupt stopped __exit__ at its first line, only this runs: remove the block
+        # from the stack of held locks.
         block = getattr(self, "_block", None)
         if block is not None:
             block.leave()
@@ -48,12 +48,12 @@ class OneBlock(Generic[BackendT, GrantT, WatchT]):
     def _enter(self, held: Held, around: Block | None = None) -> None:
         self._watch = None
         self._held = held
-        # Stored before it is on the stack: then an interrupt at any point takes it off again.
+        # Stored before it is pushed: after an interrupt at any point, ``_reset`` can remove it.
         self._block = Block(self._backend, self._options.key, held, around)
         innermost.set(self._block)
 
     def _enter_again(self) -> Held | None:
-        """Enter a lock that this code holds already. None: it does not hold this one."""
+        """Enter a lock that this code holds already. None: this code does not hold it."""
         if innermost.get() is None:
             return None
         around = self._options.block_around(self._backend)
@@ -62,13 +62,13 @@ class OneBlock(Generic[BackendT, GrantT, WatchT]):
         self._enter(around.held, around)
         return around.held
 
-    def _forget(self) -> None:
-        """The block has ended, or did not begin: the next one may come."""
+    def _reset(self) -> None:
+        """After a block ended or failed to begin: allow the next one."""
         if self._block is not None:
             self._block.leave()
         self._held, self._block, self._free = None, None, [None]
 
 
-def is_to_release(held: Held, block: Block) -> bool:
-    """False for the lock of an outer block, and for that of a parent process."""
+def must_release(held: Held, block: Block) -> bool:
+    """False if an outer block or a parent process has to release the lock."""
     return block.reentered is None and not held.in_forked_child

@@ -1,4 +1,4 @@
-"""The options of ``lock()``, checked once, and what leaving its block comes to.
+"""The options of ``lock()``, checked once, and the decisions at the end of its block.
 
 Shared by the blocking and the asyncio lock; no I/O.
 """
@@ -32,23 +32,26 @@ from syncguard.types import (
 R = TypeVar("R")
 
 _LOST_RELEASE_MS: Final = 1_000
-"""How long leaving tries to release a lock that is lost already: the server may be gone."""
+"""Time limit for releasing a lock that is lost already: the server may be down."""
 
 _UNFINISHED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
-_GENERATOR: Final = "a generator runs after its call: use lock() inside it instead"
+_GENERATOR: Final = (
+    "cannot lock a generator function: its body runs after the call returns; use `with lock()`"
+    " inside it"
+)
 _ASYNC: Final = "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
 _PLAIN: Final = "syncguard.aio.lock decorates async def; for plain functions use syncguard.lock"
-_HIDDEN: Final = "a plain decorator hides an async def here: put syncguard.aio.lock below it"
+_HIDDEN: Final = "another decorator wraps an async def here: put syncguard.aio.lock below it"
 _NESTED: Final = (
-    "this code holds this lock already, and would wait for itself:"
-    " pass reentrant=True to enter it again, or remove the inner lock"
+    "this code holds this lock already: pass reentrant=True to enter it again, or remove the"
+    " inner lock"
 )
-_NOT_AWAITED: Final = "a coroutine was returned that has yet to run: await it in the function"
+_NOT_AWAITED: Final = "the function returned a coroutine that did not run: await it in the function"
 
 
-@dataclass(slots=True)  # not frozen: that would double the price of making one
+@dataclass(slots=True)  # not frozen: creating one would take twice as long
 class Options:
-    """One ``lock(...)``, whatever its backend."""
+    """The options of one ``lock(...)``, for any backend."""
 
     key: str = field(repr=False)
     ttl_ms: int
@@ -60,7 +63,7 @@ class Options:
     on_release_error: OnReleaseError | None
     signal: Signal | None
     is_granted: bool = False
-    """Held already: nothing about acquiring it matters any more."""
+    """The lock is acquired already: options for acquiring are not checked."""
     reentrant: bool = False
 
     def __post_init__(self) -> None:
@@ -75,7 +78,9 @@ class Options:
         if self.max_hold_ms is not None:
             validate_ttl_ms(self.max_hold_ms, "max_hold_ms")
             if not self.auto_extend:
-                raise invalid_argument("max_hold_ms ends renewal, so it needs auto_extend=True")
+                raise invalid_argument(
+                    "max_hold_ms limits auto_extend, so it needs auto_extend=True"
+                )
         check_callback("on_lost", self.on_lost)
         check_callback("on_release_error", self.on_release_error)
 
@@ -84,7 +89,7 @@ class Options:
         if not isinstance(self.acquisition, Acquisition):
             raise invalid_argument("acquisition must be an Acquisition")
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):
-            check_signal(self.signal)  # says what is wrong with it
+            check_signal(self.signal)  # raises with the reason
 
     @classmethod
     def for_grant(
@@ -111,7 +116,7 @@ class Options:
         )
 
     def block_around(self, backend: object) -> Block | None:
-        """The block of this very code that holds the same lock. Raises if it may not be entered."""
+        """The block in which this code holds the same lock. Raises unless it may enter again."""
         block = block_here(backend, self.key)
         if block is not None:
             if not self.reentrant:
@@ -121,11 +126,11 @@ class Options:
 
     @property
     def watched(self) -> bool:
-        """Whether the heartbeat has anything to do: to extend, or to tell."""
+        """Whether the heartbeat is needed: to extend, or to call ``on_lost``."""
         return self.auto_extend or self.on_lost is not None
 
     def disposal_of(self, backend_disposal: Disposal, held: Held) -> Disposal:
-        """How to release on the way out: as the backend says, unless this lock says otherwise."""
+        """How to release at the end: the backend's options, overridden by those of this lock."""
         timeout_ms = backend_disposal.timeout_ms
         if held.known_lost or held.past_deadline:
             timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
@@ -140,8 +145,8 @@ class Options:
 def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
     """Whether the lock was lost before it was released. ``released`` is None if that failed.
 
-    A release that found the lock settles it: nobody else can have had it since. So does one that
-    did not find it. Only without a clear answer does the holder's own clock decide.
+    If the release found the lock, nobody else has held it meanwhile: not lost. If it did not find
+    the lock: lost. If the server gave no clear answer, the holder's own clock decides.
     """
     if known_lost:
         return True
@@ -152,35 +157,35 @@ def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bo
 
 def lock_lost(key: str, held: Held) -> LockLost:
     return LockLost(
-        "the lock was lost before its block ended: the work under it was not protected to the end",
+        "the lock was lost before its block ended: the work in it was not protected to the end",
         ErrorContext(key=key, lock_id=held.lock_id),
     )
 
 
 def check_backend(backend: object, *, wants_async: bool) -> None:
-    """Refuse what is no backend, or one of the other kind: before anything is sent."""
+    """Raise InvalidArgument for what is not a backend, or is one of the other kind."""
     kind = type(backend)
     acquire = getattr(backend, "acquire", None)
-    # Ours say of which kind they are. A stranger's plain method may well return an awaitable.
+    # SyncGuard's backends set is_async. Without it, a plain method may still return an awaitable.
     is_async = getattr(kind, "is_async", None)
     if is_async is wants_async and callable(acquire):
         return
     if kind is type or not callable(acquire):
         example = "AsyncRedisBackend" if wants_async else "RedisBackend"
         name = f"the class {backend.__name__}" if isinstance(backend, type) else kind.__name__
-        raise invalid_argument(f"not a backend: {name}; a backend is, say, {example}(client)")
+        raise invalid_argument(f"not a backend: {name}; pass one such as {example}(client)")
     if is_async is None:
         is_async = wants_async or inspect.iscoroutinefunction(acquire)
     if is_async != wants_async:
         raise invalid_argument(
-            "syncguard.aio takes a backend for asyncio; for a blocking one use syncguard"
+            "syncguard.aio takes an asyncio backend; for a blocking one use syncguard"
             if wants_async
-            else "syncguard takes a blocking backend; for one of asyncio use syncguard.aio"
+            else "syncguard takes a blocking backend; for an asyncio one use syncguard.aio"
         )
 
 
 def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
-    """Refuse what the lock would not cover: it would be released before the body has run."""
+    """Refuse a function whose body would run after the lock is released."""
     if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
         raise invalid_argument(_GENERATOR)
     is_async = _is(inspect.iscoroutinefunction, function)
@@ -191,30 +196,31 @@ def check_decorated(function: Callable[..., object], *, wants_async: bool) -> No
         raise invalid_argument(_HIDDEN if hidden else _PLAIN)
 
 
-def covered(result: R, *, wants_async: bool) -> R:
-    """What a decorated function returned, unless that is a body which has yet to run.
+def checked_result(result: R, *, wants_async: bool) -> R:
+    """Return the result of a decorated function. Raises if it is a coroutine or a generator.
 
-    A plain decorator hides an ``async def`` or a generator from ``check_decorated``. Others run
-    what they hide, such as asgiref's ``async_to_sync``: only the result tells them apart.
+    A plain decorator can hide an ``async def`` or a generator from ``check_decorated``. Some
+    decorators, such as asgiref's ``async_to_sync``, run what they wrap, and others do not: only
+    the result shows which.
     """
     if not isinstance(result, _UNFINISHED):
         return result
-    if not isinstance(result, AsyncGeneratorType):  # that one would have to be awaited
-        result.close()  # or Python warns of a coroutine that nobody awaited
+    if not isinstance(result, AsyncGeneratorType):  # closing that one needs an await
+        result.close()  # else Python warns that it was never awaited
     if not isinstance(result, CoroutineType):
         raise invalid_argument(_GENERATOR)
     raise invalid_argument(_NOT_AWAITED if wants_async else _ASYNC)
 
 
 def _is(kind: Callable[[object], bool], function: object) -> bool:
-    """Whether a function is of a kind, or the ``__call__`` of an object that stands for one."""
+    """Whether a function is of a kind, or a callable object whose ``__call__`` is."""
     while isinstance(function, partial):
         function = function.func
     return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def may_enter(free: list[None], held: Held | None) -> bool:
-    """One block at a time, even if two threads come at once: who takes what is in the list."""
+    """Whether a block may begin. If two threads call this at once, only one gets True."""
     try:
         free.pop()  # atomic
     except IndexError:
@@ -223,10 +229,10 @@ def may_enter(free: list[None], held: Held | None) -> bool:
     return True
 
 
-def in_use() -> LockError:
-    return invalid_argument("this lock() is in use already: make a new one for each block")
+def in_use_error() -> LockError:
+    return invalid_argument("this lock() is in use already: create a new one for each block")
 
 
-def came_too_late(grant: Grant) -> bool:
-    """Whether a grant was under way for longer than its TTL: nobody could rely on it."""
+def granted_too_late(grant: Grant) -> bool:
+    """Whether a grant arrived after its TTL had ended already."""
     return holder_clock_ms() >= grant.sent_at_ms + grant.ttl_ms

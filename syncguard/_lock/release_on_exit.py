@@ -1,7 +1,7 @@
 """Release on exit: never raises, bounded time.
 
-Used by ``with backend.acquire(...)`` and by ``lock()``. What goes wrong reaches a callback, by
-default one that logs, without key and lock id.
+Used by ``with backend.acquire(...)`` and by ``lock()``. Errors go to a callback. The default
+callback logs them, without key and lock id.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _logger = logging.getLogger("syncguard")
 
 
 def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
-    """The default callback: say that a release failed and why, not of what."""
+    """The default callback: log that a release failed and why, without key and lock id."""
     _logger.error(
-        "releasing a lock failed on leaving a %s block: %s: %s; its TTL will free it",
+        "Could not release a lock at the end of a %s block (%s: %s); it expires after its TTL.",
         context.source,
         error.code,
         error,
@@ -34,7 +34,7 @@ def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
 
 
 def check_callback(name: str, callback: object, *, may_be_async: bool = True) -> None:
-    """Refuse what cannot be called; None stands for no callback."""
+    """Raise InvalidArgument unless the callback is callable or None."""
     if callback is None:
         return
     if not callable(callback):
@@ -47,7 +47,7 @@ def check_callback(name: str, callback: object, *, may_be_async: bool = True) ->
 
 @dataclass(frozen=True, slots=True)
 class Disposal:
-    """How a backend's locks are let go: whom to tell of errors, and how long to try."""
+    """How a backend's locks are released on exit: the callback for errors, and the time limit."""
 
     on_release_error: OnReleaseError = log_release_error
     timeout_ms: int | None = None
@@ -62,10 +62,10 @@ class Disposal:
     def release(
         self, release: Callable[[], ReleaseResult], context: Callable[[], ReleaseErrorContext]
     ) -> ReleaseResult | None:
-        """Release; None when it failed and the callback was told.
+        """Release; None if it failed and the callback was called.
 
-        Raises only what is not the backend's: a time limit or Ctrl-C that struck just now. Then
-        the release is tried once more first.
+        Raises only interrupts, such as a time limit or Ctrl-C, and then tries the release once
+        more first.
         """
         try:
             if self.timeout_ms is None:
@@ -73,7 +73,7 @@ class Disposal:
             return _within(release, self.timeout_ms)
         except BaseException as error:
             if isinstance(error, LockError) and not is_interrupt(error):
-                self._tell(error, context)
+                self._report_error(error, context)
                 return None
             with contextlib.suppress(LockError):
                 release()
@@ -84,33 +84,33 @@ class Disposal:
         release: Callable[[], Awaitable[ReleaseResult]],
         context: Callable[[], ReleaseErrorContext],
     ) -> ReleaseResult | None:
-        """The same for asyncio. A cancellation that arrives meanwhile waits for the release."""
+        """The same for asyncio. If cancelled meanwhile, it finishes the release first."""
 
         async def releasing() -> ReleaseResult | None:
             try:
                 return await _within_async(release, self.timeout_ms)
             except LockError as error:
-                # In here, because a cancelled caller never learns how the release ended.
-                self._tell(error, context)
+                # Here, because a cancelled caller does not get the outcome of the release.
+                self._report_error(error, context)
                 return None
 
         return await settle(releasing())
 
-    def _tell(self, error: LockError, context: Callable[[], ReleaseErrorContext]) -> None:
+    def _report_error(self, error: LockError, context: Callable[[], ReleaseErrorContext]) -> None:
         try:
-            run_in_background(self.on_release_error(error, context()), _log_callback)
+            run_in_background(self.on_release_error(error, context()), _log_failed_callback)
         except Exception as failure:
-            _log_callback(failure)
+            _log_failed_callback(failure)
 
 
-def _log_callback(_failure: Exception) -> None:
-    # The traceback may show the identifiers that the callback was given: not into a log.
-    _logger.error("the on_release_error callback itself failed")
+def _log_failed_callback(_failure: Exception) -> None:
+    # No traceback: it may contain the key and the lock id, which the callback got.
+    _logger.error("The on_release_error callback failed.")
 
 
 def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseResult:
-    # A thread, because a blocked client cannot be interrupted from outside. It goes on trying
-    # after we gave up, so that a slow server still frees the lock before its TTL does.
+    # A thread, because a blocked client cannot be interrupted from outside. It continues after
+    # the time limit, so that a slow server still releases the lock before its TTL ends.
     outcome: list[ReleaseResult | BaseException] = []
 
     def run() -> None:
@@ -122,11 +122,11 @@ def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseRes
     thread = threading.Thread(target=run, name="syncguard-release", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads to be had: better slowly than not at all
+    except RuntimeError:  # no thread available: release here, without the time limit
         return release()
     thread.join(timeout_ms / 1000)
     if not outcome:
-        raise _too_slow(timeout_ms)
+        raise _timeout_error(timeout_ms)
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
@@ -141,14 +141,14 @@ async def _within_async(
     done, _ = await asyncio.wait({task}, timeout=timeout_ms / 1000)
     if not done:
         task.add_done_callback(_ignore_outcome)
-        raise _too_slow(timeout_ms)
+        raise _timeout_error(timeout_ms)
     return task.result()
 
 
 def _ignore_outcome(task: asyncio.Future[ReleaseResult]) -> None:
     if not task.cancelled():
-        task.exception()  # marks it as seen: the caller was told of the timeout already
+        task.exception()  # marks it as retrieved: the timeout was reported already
 
 
-def _too_slow(timeout_ms: int) -> LockError:
+def _timeout_error(timeout_ms: int) -> LockError:
     return LockError("NetworkTimeout", f"the release did not finish within {timeout_ms} ms")

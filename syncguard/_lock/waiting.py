@@ -1,6 +1,6 @@
-"""Waiting for a lock without any help from the backend: sleep, and try again.
+"""Wait for a lock. ``open_waiter`` returns the backend's own waiter if it has one.
 
-``open_waiter`` asks the backend for something better first.
+Else it returns a waiter that sleeps between attempts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from syncguard._lock.handles import Acquired, AsyncAcquired
 from syncguard.types import Signal
 
 SLICE_MS: Final = 50
-"""How often a sleeping waiter looks at its signal: an abort is noticed within 100 ms."""
+"""How often a sleeping waiter checks its signal: an abort must take effect within 100 ms."""
 
 
 def open_waiter(backend: LockBackend, key: str) -> Waiter:
@@ -33,7 +33,7 @@ def open_async_waiter(backend: AsyncLockBackend, key: str) -> AsyncWaiter:
 
 
 def sleep(ms: float, signal: Signal | None) -> None:
-    """Sleep for so long, unless the signal is set."""
+    """Sleep this long. Raises ``Aborted`` if the signal is set."""
     deadline = time.monotonic() + ms / 1000
     while True:
         check_signal(signal)

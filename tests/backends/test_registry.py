@@ -119,7 +119,9 @@ def test_what_is_no_url_is_refused_without_being_quoted(url):
 
 
 def test_a_scheme_that_nobody_serves_is_refused_without_being_quoted():
-    with pytest.raises(InvalidArgument, match="built in are redis, rediss, unix") as refused:
+    with pytest.raises(
+        InvalidArgument, match="built-in schemes are redis, rediss, unix"
+    ) as refused:
         from_url("hunter2://host")
     assert "hunter2" not in str(refused.value)
 
@@ -155,7 +157,7 @@ class OfTheSameKind(BareBackend):
     [
         (WithoutTwin, "WithoutTwin names no asyncio twin"),
         (BareBackend, "BareBackend names no asyncio twin"),
-        (OfTheSameKind, "is not for asyncio code"),
+        (OfTheSameKind, "is not a class for asyncio code"),
     ],
 )
 def test_a_class_without_its_own_twin_is_refused_where_the_twin_is_needed(monkeypatch, cls, said):

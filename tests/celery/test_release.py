@@ -207,7 +207,7 @@ is held, a tracer strikes between lines, which a signal does not."""
 
 def watched():
     thread = heartbeat._heartbeat.thread
-    arriving = [watch.beat for arrival in list(thread.arrivals) if (watch := arrival())]
+    arriving = [watch.beat for arrival in list(thread.registrations) if (watch := arrival())]
     beats = [beat for _, _, beat in list(thread._schedule._heap)]
     return [beat for beat in arriving + beats if not beat.over]
 

@@ -144,7 +144,7 @@ def test_a_generator_is_refused(configure):
     def rows():
         yield 1
 
-    with pytest.raises(LockError, match="a generator runs after its call"):
+    with pytest.raises(LockError, match="cannot lock a generator function"):
         locked(key="rows")(rows)
 
 

@@ -285,7 +285,7 @@ def test_asyncio_why_extending_fails_is_said_once_until_it_works_again(
 
     def complaints() -> list[str]:
         said = (record.getMessage() for record in caplog.records)
-        return [text for text in said if "extending locks" in text]
+        return [text for text in said if "extend locks" in text]
 
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as backend:

@@ -268,7 +268,7 @@ def test_a_mock_of_redis_that_is_gone_fails_once_for_all(caplog):
     late = [taken(backend, key) for key in "abc"]
     server.connected = False
     assert release_together(late) == []
-    assert caplog.text.count("releasing a lock failed") == 3
+    assert caplog.text.count("Could not release a lock") == 3
     client.close()
 
 
@@ -319,7 +319,7 @@ def test_a_backend_without_a_pipeline_fails_once_for_all(mortal_redis, caplog):
         mortal_redis.kill()
         assert release_together(late) == []
     assert plain.calls == 1
-    assert caplog.text.count("releasing a lock failed") == 3
+    assert caplog.text.count("Could not release a lock") == 3
 
 
 def test_a_mock_of_redis_releases_one_after_the_other():

@@ -83,7 +83,7 @@ def test_anything_else_is_refused_when_decorating(template):
 
 
 def test_an_argument_that_does_not_exist_is_refused_when_decorating():
-    with pytest.raises(LockError, match="names 'nope', which the function does not take"):
+    with pytest.raises(LockError, match="contains 'nope', which the function does not take"):
         key_of("{nope}", lambda invoice: invoice)
 
 

@@ -14,9 +14,9 @@ from syncguard import Acquisition, Held, LockError, ReleaseResult, aio, lock, wi
 from syncguard._lock.handles import Grant
 from syncguard._lock.options import (
     Options,
-    came_too_late,
     check_backend,
     check_decorated,
+    granted_too_late,
     lock_lost,
     was_lost,
 )
@@ -139,8 +139,8 @@ def test_the_context_of_a_failed_release_says_that_it_was_a_lock_block():
 def test_a_grant_that_was_longer_under_way_than_its_ttl_came_too_late():
     late = Grant("A" * 22, "0" * 15, 0, "k", 10, holder_clock_ms() - 10, Disposal())
     in_time = Grant("A" * 22, "0" * 15, 0, "k", 10**6, holder_clock_ms(), Disposal())
-    assert came_too_late(late)
-    assert not came_too_late(in_time)
+    assert granted_too_late(late)
+    assert not granted_too_late(in_time)
 
 
 def test_options_do_not_show_their_key():
@@ -305,7 +305,7 @@ def its_kind(wants_async):
 @pytest.mark.parametrize("wants_async", [False, True])
 @pytest.mark.parametrize("mistaken", [None, "redis://:secret@host", fakeredis.FakeRedis(), 42])
 def test_what_is_no_backend_is_named_and_a_backend_shown(mistaken, wants_async):
-    with pytest.raises(LockError, match=f"say, {its_kind(wants_async)}") as caught:
+    with pytest.raises(LockError, match=f"such as {its_kind(wants_async)}") as caught:
         check_backend(mistaken, wants_async=wants_async)
     assert caught.value.code == "InvalidArgument"
     assert type(mistaken).__name__ in str(caught.value)
