@@ -119,9 +119,7 @@ def test_what_is_no_url_is_refused_without_being_quoted(url):
 
 
 def test_a_scheme_that_nobody_serves_is_refused_without_being_quoted():
-    with pytest.raises(
-        InvalidArgument, match="built-in schemes are redis, rediss, unix"
-    ) as refused:
+    with pytest.raises(InvalidArgument, match="schemes are redis, rediss, unix") as refused:
         from_url("hunter2://host")
     assert "hunter2" not in str(refused.value)
 

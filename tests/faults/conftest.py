@@ -1,4 +1,4 @@
-"""What the tests under fault share: a backend on the common Redis, and a Redis to break."""
+"""Fixtures of the fault tests: a backend on the shared Redis, and a Redis to break."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
 
 @pytest.fixture
 def observer(syncguard_redis: RedisServer) -> Iterator[redis.Redis]:
-    """A client of the test's own on the common Redis."""
+    """A separate client on the shared Redis."""
     with syncguard_redis.client() as client:
         yield client
 
 
 @pytest.fixture
 def frail_redis() -> Iterator[RedisServer]:
-    """A Redis of the test's own, to be paused and killed."""
+    """A Redis for this test only, to be paused and killed."""
     with RedisServer(aof=True) as server:
         yield server

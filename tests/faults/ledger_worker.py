@@ -1,4 +1,4 @@
-"""A program for ``test_mutual_exclusion``: so many rounds of read, wait, write, under one lock.
+"""A program for ``test_mutual_exclusion``: several rounds of read, wait, write, under one lock.
 
 python ledger_worker.py PORT FOLDER ROUNDS
 """
@@ -19,7 +19,7 @@ def main(port: str, folder: str, rounds: str) -> None:
     counter, log = Path(folder, "counter"), Path(folder, "log")
     client = redis.Redis(port=int(port))
     backend = RedisBackend(client)
-    # The default policy, with its ten retries, and a generous time.
+    # The default policy with ten retries, but a long time limit.
     patient = Acquisition(timeout_ms=110_000)
     for _ in range(int(rounds)):
         with lock(backend, "ledger", ttl_ms=30_000, acquisition=patient) as held:

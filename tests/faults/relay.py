@@ -1,6 +1,6 @@
-"""A relay between a client and its server, for tests of what a network does to the bytes.
+"""A relay between a client and its server, for tests of network faults.
 
-Passes everything on, both ways. A kind of it changes what it wants in ``request`` and ``reply``.
+Forwards everything in both directions. A subclass changes the bytes in ``request`` and ``reply``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Relay:
-    """Listens on a port of its own as long as the ``with`` block lasts."""
+    """Listens on its own port during the ``with`` block."""
 
     host = "127.0.0.1"
 
@@ -27,11 +27,11 @@ class Relay:
         self._sockets = [self._listener]
 
     def request(self, data: bytes) -> bytes | None:
-        """What goes on to the server; None hangs up."""
+        """The bytes to send to the server; None closes the connection."""
         return data
 
     def reply(self, data: bytes) -> bytes | None:
-        """What goes back to the client; None hangs up."""
+        """The bytes to send to the client; None closes the connection."""
         return data
 
     def __enter__(self) -> Self:
@@ -41,8 +41,8 @@ class Relay:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def lead_to(self, port: int) -> None:
-        """New connections go there. Those that are open stay where they are."""
+    def connect_to(self, port: int) -> None:
+        """Connect new clients to this port. Open connections stay."""
         self._target = (self.host, port)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""An asyncio task that is cancelled, at any await whatsoever, leaves no lock behind."""
+"""An asyncio task that is cancelled at any await leaves no lock held."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ async def cancelled_at_every_point(
 ) -> int:
     """Run the operation again and again, cancelling it one loop iteration later each time.
 
-    Each await that suspends takes at least one iteration, so none is left out. Ends with the
-    first run that was over before its cancellation, and returns how many were cancelled.
+    Each await that suspends takes at least one iteration, so every await is covered. Stops at the
+    first run that finishes before its cancellation. Returns the number of cancelled runs.
     """
     for iterations in range(10_000):
         task = asyncio.ensure_future(operation())
@@ -47,8 +47,8 @@ async def cancelled_at_every_point(
     raise AssertionError("the operation never finished")
 
 
-async def everything_else_is_done() -> None:
-    """No other task runs. A task that has just ended may start another from its callback."""
+async def all_other_tasks_are_done() -> None:
+    """Wait until no other task runs. A task that ends may start another in its callback."""
     deadline = time.monotonic() + 20
     rounds_without = 0
     while rounds_without < 5:
@@ -63,7 +63,7 @@ def test_a_cancelled_acquire_leaves_no_lock_behind(syncguard_redis: RedisServer)
 
             async def acquire() -> None:
                 result = await backend.acquire("k", ttl_ms=60_000)
-                if result.ok:  # not cancelled: then it is ours to release
+                if result.ok:  # not cancelled
                     await backend.release(result.lock_id)
 
             async def is_free() -> None:
@@ -75,11 +75,11 @@ def test_a_cancelled_acquire_leaves_no_lock_behind(syncguard_redis: RedisServer)
     asyncio.run(main())
 
 
-def test_a_cancelled_call_takes_no_connection_with_it(
+def test_a_cancelled_call_leaks_no_connection(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else cancellations would use the pool up, and nothing in the process could go on."""
-    # The kept connection is looked at first only where it lay for long.
+    """Else cancellations would exhaust the connection pool of the process."""
+    # So that every call checks the kept connection, not only after a long pause.
     monkeypatch.setattr("syncguard.redis._transport.runner_async.FRESH_FOR_S", 0.0)
 
     async def main() -> None:
@@ -90,7 +90,7 @@ def test_a_cancelled_call_takes_no_connection_with_it(
                 await backend.is_locked("k")
 
             async def only_the_kept_connection_is_out() -> None:
-                await everything_else_is_done()
+                await all_other_tasks_are_done()
                 assert len(pool._in_use_connections) <= 1
 
             await ask()
@@ -120,8 +120,8 @@ def test_a_cancelled_release_still_releases(syncguard_redis: RedisServer) -> Non
 
             await acquire_the_next()
             assert await cancelled_at_every_point(release, check) > 2
-            # A coroutine that is cancelled before its first step does nothing at all: that is
-            # the one. Every release that had begun went through.
+            # One coroutine was cancelled before its first step, and did nothing. Every release
+            # that had begun was completed.
             assert still_held == 1
 
     asyncio.run(main())
@@ -181,7 +181,7 @@ def test_an_acquire_that_is_cancelled_while_redis_hangs_leaves_no_lock_behind(
                 await asyncio.sleep(0.05)
                 task.cancel()
                 await asyncio.sleep(0.05)
-                assert not task.done(), "the request is under way: its end must be awaited"
+                assert not task.done(), "the request was sent: the task must wait for its end"
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert not await backend.is_locked("k")
@@ -189,7 +189,7 @@ def test_an_acquire_that_is_cancelled_while_redis_hangs_leaves_no_lock_behind(
     asyncio.run(main())
 
 
-def test_a_cancellation_waits_for_a_hanging_redis_only_so_long_and_undoes_later(
+def test_a_cancellation_waits_a_limited_time_for_a_hanging_redis_and_undoes_later(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cancellation, "GRACE_S", 0.1)
@@ -201,10 +201,10 @@ def test_a_cancellation_waits_for_a_hanging_redis_only_so_long_and_undoes_later(
                 task = asyncio.ensure_future(backend.acquire("k", ttl_ms=60_000))
                 await asyncio.sleep(0.02)
                 task.cancel()
-                # Over although Redis hangs: whoever cancels must not wait for ever.
+                # It ends although Redis hangs: a cancellation must not wait for ever.
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.wait_for(task, 20)
-            await everything_else_is_done()
+            await all_other_tasks_are_done()
             assert not await backend.is_locked("k")
 
     asyncio.run(main())
@@ -213,7 +213,7 @@ def test_a_cancellation_waits_for_a_hanging_redis_only_so_long_and_undoes_later(
 def test_an_acquire_that_fails_while_it_is_cancelled_is_undone_later(
     syncguard_redis: RedisServer,
 ) -> None:
-    """It timed out, so it may or may not have happened: then it must not have."""
+    """It timed out, so Redis may have granted the lock: then the lock must be released."""
 
     async def main() -> None:
         client = redis.asyncio.Redis(
@@ -227,14 +227,14 @@ def test_an_acquire_that_fails_while_it_is_cancelled_is_undone_later(
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await asyncio.wait_for(task, 20)
-            await everything_else_is_done()
+            await all_other_tasks_are_done()
             assert not await backend.is_locked("k")
 
     asyncio.run(main())
 
 
-def test_when_the_whole_loop_is_shut_down_no_lock_is_left(syncguard_redis: RedisServer) -> None:
-    """asyncio.run cancels every task at once at its end, ours included."""
+def test_when_the_loop_shuts_down_no_lock_is_left(syncguard_redis: RedisServer) -> None:
+    """At its end asyncio.run cancels every task at once, those of SyncGuard too."""
 
     async def acquire_in_the_background(server: RedisServer) -> None:
         backend = AsyncRedisBackend.from_url(server.url)

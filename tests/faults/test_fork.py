@@ -1,4 +1,4 @@
-"""Forking while a lock is held: the lock is the parent's, and the child starts with nothing."""
+"""Fork while a lock is held: the parent holds the lock, and the child holds nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(
     held = held_by_parent.__enter__()
 
     def leave() -> None:
-        assert held.lost, "the child believes that it holds its parent's lock"
+        assert held.lost, "the child counts as holder of its parent's lock"
         held_by_parent.__exit__(None, None, None)
 
     in_child(leave)
@@ -47,20 +47,22 @@ def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(
     assert not backend.is_locked("k")
 
 
-def test_a_child_may_ask_for_the_lock_that_its_parent_holds(backend: RedisBackend) -> None:
+def test_a_child_may_wait_for_the_lock_that_its_parent_holds(backend: RedisBackend) -> None:
     shared = lock(backend, "k", ttl_ms=20_000, acquisition=Acquisition(max_retries=0))
 
     def ask() -> None:
         with pytest.raises(LockError) as caught:
             shared.__enter__()
-        assert caught.value.code == "AcquisitionTimeout", "it is the parent that uses it"
+        assert caught.value.code == "AcquisitionTimeout", "only the parent is in a block"
 
     with shared:
         in_child(ask)
         assert backend.is_locked("k")
 
 
-def test_a_child_that_leaves_a_handles_block_does_not_release_it(backend: RedisBackend) -> None:
+def test_a_child_that_leaves_the_block_of_a_handle_does_not_release_it(
+    backend: RedisBackend,
+) -> None:
     with backend.acquire("k", ttl_ms=20_000) as result:
         assert result.ok
         in_child(lambda: result.__exit__(None, None, None))
@@ -69,7 +71,7 @@ def test_a_child_that_leaves_a_handles_block_does_not_release_it(backend: RedisB
 
 
 def test_a_child_does_not_extend_the_parents_lock(backend: RedisBackend) -> None:
-    """The parent stops extending; if the child went on, the lock would not expire."""
+    """The parent stops extending; if the child extended, the lock would not expire."""
     held_by_parent = lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True)
     held = held_by_parent.__enter__()
     before = held.expires_at_ms
@@ -118,7 +120,7 @@ def test_the_extensions_of_a_child_are_reported_there(backend: RedisBackend) -> 
     in_child(hold_one)
 
 
-def test_a_child_that_closes_the_backend_leaves_the_parents_heartbeat_alone(
+def test_a_child_that_closes_the_backend_does_not_stop_the_parents_heartbeat(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -130,7 +132,7 @@ def test_a_child_that_closes_the_backend_leaves_the_parents_heartbeat_alone(
 
 
 def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) -> None:
-    """The connection that the backend keeps between calls must not be shared by a fork."""
+    """Parent and child must not share the connection that the backend keeps between calls."""
     backend.release(_acquire(backend, "warm"))
     pids = []
     for n in range(4):
@@ -149,7 +151,7 @@ def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) 
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
 
 
-def test_the_parents_waiters_take_no_place_in_the_child(backend: RedisBackend) -> None:
+def test_waiters_of_the_parent_do_not_count_in_the_child(backend: RedisBackend) -> None:
     pool = runner_pool(backend._client)
     assert pool is not None
     listeners = Listeners()

@@ -1,4 +1,4 @@
-"""Heartbeats under fault: a real Redis that is paused, killed and restarted under held locks."""
+"""Heartbeats and faults: a real Redis is paused, killed and restarted while locks are held."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
 
-def threads_of_ours() -> list[str]:
+def syncguard_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith("syncguard")]
 
 
 def heartbeat_threads() -> list[str]:
-    return [name for name in threads_of_ours() if name == "syncguard-heartbeat"]
+    return [name for name in syncguard_threads() if name == "syncguard-heartbeat"]
 
 
 def test_a_lock_with_auto_extend_is_never_seen_free_while_it_outlives_its_ttl_twice(
@@ -54,7 +54,7 @@ def test_a_lock_with_auto_extend_is_never_seen_free_while_it_outlives_its_ttl_tw
 
 
 def test_one_transient_fault_does_not_end_the_heartbeat(frail_redis: RedisServer) -> None:
-    """A renewer that dies of one error loses the lock at the next TTL; ours goes on."""
+    """If one error ended the heartbeat, the lock would be lost after its TTL."""
     with backend_on(frail_redis.port) as backend:
         with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
             frail_redis.kill()
@@ -73,7 +73,7 @@ def test_a_script_flush_does_not_end_the_heartbeat(
         wait_until_extended(held)
 
 
-def test_the_deadline_counts_from_the_sending_and_not_from_the_answer(
+def test_the_deadline_counts_from_the_request_and_not_from_the_answer(
     frail_redis: RedisServer,
 ) -> None:
     with backend_on(frail_redis.port) as backend:
@@ -97,15 +97,15 @@ def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: Redi
         ]
         first = {held.lock_id: held.expires_at_ms for held in helds}
         wait_until(lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds), within_s=60)
-        # What other tests left idle ends by itself.
-        wait_until(lambda: threads_of_ours() == ["syncguard-heartbeat"], within_s=60)
+        # Idle threads of other tests end after a while.
+        wait_until(lambda: syncguard_threads() == ["syncguard-heartbeat"], within_s=60)
         assert not any(held.lost for held in helds)
 
 
-def test_extends_that_are_due_together_travel_together(
+def test_extensions_that_are_due_together_use_one_connection(
     syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
-    """One connection carries the extensions of all locks, not one each."""
+    """The extensions of all locks use one connection."""
     with ExitStack() as stack:
         backend = stack.enter_context(backend_on(syncguard_redis.port, client_name="together"))
         helds = [
@@ -120,7 +120,7 @@ def test_extends_that_are_due_together_travel_together(
 
 
 def test_nothing_extends_a_lock_after_its_block(backend: RedisBackend) -> None:
-    """Not even when leaving races with the schedule: very short blocks, at the time of a beat."""
+    """Also not if a block ends at the moment when an extension is due."""
     for _ in range(4):
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
             due = held.deadline_ms - TTL_MS * 2 / 3
@@ -151,7 +151,7 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
             assert connection.channel is not None
             with frail_redis.client() as client:
                 client.client_kill_filter(_type="normal", skipme=True)
-            # Noticed and hung up, instead of being woken by the closed socket for ever.
+            # The thread closes the connection. Else the closed socket would wake it for ever.
             wait_until(lambda: connection.channel is None)
             wait_until_extended(held)
 
@@ -159,25 +159,25 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
 def test_half_a_reply_from_one_server_does_not_stop_the_others(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
-    """A relay lets only the beginning of each answer to an extension through."""
-    with Stingy(syncguard_redis.port) as relay, redis.Redis(port=relay.port) as client:
+    """A relay forwards only the beginning of each answer to an extension."""
+    with Truncating(syncguard_redis.port) as relay, redis.Redis(port=relay.port) as client:
         slow = RedisBackend(client, key_prefix="slow", on_release_error=lambda _e, _c: None)
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as healthy:
             with pytest.raises(LockLost):
                 with lock(slow, "k", ttl_ms=900, auto_extend=True) as held:
-                    relay.stingy = True
+                    relay.truncates = True
                     wait_until(lambda: held.lost)
             assert not healthy.lost
 
 
 @pytest.mark.parametrize("telemetry", [False, True])
-def test_what_the_kernel_does_not_take_at_once_is_sent_when_it_has_room(
+def test_what_does_not_fit_the_send_buffer_is_sent_when_the_socket_is_writable(
     syncguard_redis: RedisServer, telemetry: bool
 ) -> None:
     extensions = [(generate_lock_id(), 1_000) for _ in range(5_000)]
     answers: list[ExtendResult | LockError] = []
     with (
-        Hoarding(syncguard_redis.port, len(extensions)) as relay,
+        Buffering(syncguard_redis.port, len(extensions)) as relay,
         backend_on(relay.port) as bare,
         closing(WakeableSelector()) as selector,
     ):
@@ -191,35 +191,35 @@ def test_what_the_kernel_does_not_take_at_once_is_sent_when_it_has_room(
         assert channel.wants_to_write, "the kernel took it all"
         relay.reads.set()
         while len(answers) < len(extensions):
-            # No answer comes before everything was sent: it is the room that must wake us.
-            assert selector.wait(20) == [connection], "the rest never followed"
+            # No answer arrives before everything was sent: only a writable socket wakes the wait.
+            assert selector.wait(20) == [connection], "the rest was not sent"
             answers += channel.receive()
-        assert selector.wait(0) == [], "woken by room that nobody needs"
+        assert selector.wait(0) == [], "woken by a writable socket with nothing to send"
         channel.close()
     assert answers == [ExtendResult(False)] * len(extensions)
 
 
-class Hoarding(Relay):
-    """Reads nothing until it may, and then passes extensions on only when all have come."""
+class Buffering(Relay):
+    """Reads nothing until ``reads`` is set, then forwards the extensions when all have arrived."""
 
     def __init__(self, port: int, extensions: int) -> None:
         super().__init__(port)
         self.reads = threading.Event()
         self._extensions = extensions
-        self._hoard = bytearray()
+        self._buffer = bytearray()
         self._complete = False
 
     def request(self, data: bytes) -> bytes:
-        begins = not self._hoard and b"EVAL" not in data
+        begins = not self._buffer and b"EVAL" not in data
         if begins or self._complete:
             return data
         self.reads.wait(20)
-        self._hoard += data
-        self._complete = self._hoard.count(b"EVAL") >= self._extensions
-        return bytes(self._hoard) if self._complete else b""
+        self._buffer += data
+        self._complete = self._buffer.count(b"EVAL") >= self._extensions
+        return bytes(self._buffer) if self._complete else b""
 
 
-def test_a_connection_to_a_server_that_hangs_is_given_up_in_the_time_that_is_left(
+def test_connecting_to_a_server_that_hangs_ends_at_the_time_limit(
     frail_redis: RedisServer,
 ) -> None:
     with (
@@ -233,17 +233,17 @@ def test_a_connection_to_a_server_that_hangs_is_given_up_in_the_time_that_is_lef
     assert caught.value.code == "NetworkTimeout"
 
 
-class Stingy(Relay):
-    """Passes on, when told so, only three bytes of each answer."""
+class Truncating(Relay):
+    """With ``truncates``, forwards only three bytes of each answer."""
 
-    stingy = False
+    truncates = False
 
     def reply(self, data: bytes) -> bytes:
-        return data[:3] if self.stingy else data
+        return data[:3] if self.truncates else data
 
 
-def test_a_ttl_of_a_year_can_be_watched(backend: RedisBackend) -> None:
-    """A selector refuses to sleep for more than 24 days at once."""
+def test_a_lock_with_a_ttl_of_a_year_can_be_extended(backend: RedisBackend) -> None:
+    """A selector cannot sleep for more than 24 days at once."""
     with lock(backend, "long", ttl_ms=365 * 24 * 3600 * 1000, auto_extend=True):
         with lock(backend, "short", ttl_ms=TTL_MS, auto_extend=True) as held:
             wait_until_extended(held)
@@ -304,7 +304,7 @@ def test_an_extension_that_is_never_answered_is_reported_as_failed(
         wait_until(lambda: results_of_extensions(events) == {"ok", "fail"})
 
 
-def test_why_extending_fails_is_said_once(
+def test_the_reason_of_failed_extensions_is_logged_once(
     syncguard_redis: RedisServer, observer: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer.acl_setuser(
@@ -319,17 +319,17 @@ def test_why_extending_fails_is_said_once(
         observer.acl_setuser("worker", commands=["-evalsha", "-eval"], enabled=True)
         wait_until(lambda: held.lost)
     observer.acl_deluser("worker")
-    said = [r.getMessage() for r in caplog.records if "extend locks" in r.getMessage()]
-    assert len(said) == 1
-    assert "AuthFailed" in said[0]
-    assert "secret-key" not in said[0]
+    logged = [r.getMessage() for r in caplog.records if "extend locks" in r.getMessage()]
+    assert len(logged) == 1
+    assert "AuthFailed" in logged[0]
+    assert "secret-key" not in logged[0]
 
 
 def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(
     syncguard_redis: RedisServer,
     observer: redis.Redis,
 ) -> None:
-    """No SCRIPT LOAD: who may not, still may EVAL."""
+    """Without the permission for SCRIPT LOAD, EVAL is used."""
     observer.script_flush()
     observer.acl_setuser(
         "worker",
@@ -347,15 +347,15 @@ def test_a_user_who_may_only_run_scripts_can_hold_a_lock_with_a_heartbeat(
     observer.acl_deluser("worker")
 
 
-def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
+def test_an_unexpected_error_does_not_end_the_heartbeat(
     backend: RedisBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pump, failures = HeartbeatThread._send_waiting, [ZeroDivisionError()]
+    send_waiting, failures = HeartbeatThread._send_waiting, [ZeroDivisionError()]
 
     def fail_once(self: HeartbeatThread, connection: backend_connection.BackendConnection) -> None:
         if failures:
             raise failures.pop()
-        pump(self, connection)
+        send_waiting(self, connection)
 
     monkeypatch.setattr(HeartbeatThread, "_send_waiting", fail_once)
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -363,7 +363,7 @@ def test_a_bug_in_one_turn_does_not_end_the_heartbeat(
     assert "Unexpected error in the heartbeat thread; continuing." in caplog.text
 
 
-def test_a_backend_for_which_there_is_no_thread_does_not_stop_the_others(
+def test_a_backend_whose_connect_thread_cannot_start_does_not_stop_the_others(
     backend: RedisBackend, syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start

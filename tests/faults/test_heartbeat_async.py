@@ -1,4 +1,4 @@
-"""The same with asyncio: extended, or lost in time, and no loop is kept alive."""
+"""Heartbeats in asyncio: locks are extended or lost in time, and no loop is kept alive."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_asyncio_a_script_flush_does_not_end_the_heartbeat(syncguard_redis: Redi
     asyncio.run(main())
 
 
-def test_asyncio_a_paused_redis_loses_the_lock_within_its_ttl_and_only_there(
+def test_asyncio_a_paused_redis_loses_its_lock_within_the_ttl_and_no_other_lock(
     frail_redis: RedisServer, syncguard_redis: RedisServer
 ) -> None:
     async def main() -> None:
@@ -148,7 +148,9 @@ def test_asyncio_a_thousand_locks_need_one_task(syncguard_redis: RedisServer) ->
     asyncio.run(main())
 
 
-def test_asyncio_a_dead_server_is_told_by_the_holders_clock(frail_redis: RedisServer) -> None:
+def test_asyncio_with_a_dead_server_the_holders_clock_detects_the_loss(
+    frail_redis: RedisServer,
+) -> None:
     async def main() -> None:
         errors: list[LockError] = []
         backend = AsyncRedisBackend.from_url(
@@ -164,7 +166,7 @@ def test_asyncio_a_dead_server_is_told_by_the_holders_clock(frail_redis: RedisSe
     asyncio.run(main())
 
 
-def test_asyncio_the_deadline_counts_from_the_sending_and_not_from_the_answer(
+def test_asyncio_the_deadline_counts_from_the_request_and_not_from_the_answer(
     frail_redis: RedisServer,
 ) -> None:
     async def main() -> None:
@@ -201,14 +203,14 @@ def test_asyncio_a_lock_that_was_force_released_is_lost_at_the_next_beat(
                 ) as held:
                     await backend.release(held.lock_id)
                     await wait_until_async(lambda: bool(told))
-                    # Well before its last moments, because the server said so.
+                    # Long before the deadline, because the server answered that it is gone.
                     assert told[0] < held.deadline_ms - 1_000
                     assert held.lost
 
     asyncio.run(main())
 
 
-def test_asyncio_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(
+def test_asyncio_the_lock_of_a_hung_holder_is_not_extended_after_max_hold_ms(
     syncguard_redis: RedisServer,
 ) -> None:
     async def main() -> None:
@@ -229,7 +231,7 @@ def test_asyncio_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(
     asyncio.run(main())
 
 
-def test_asyncio_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
+def test_asyncio_without_auto_extend_on_lost_is_called_when_the_ttl_ends(
     syncguard_redis: RedisServer,
 ) -> None:
     async def main() -> None:
@@ -243,7 +245,7 @@ def test_asyncio_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
     asyncio.run(main())
 
 
-def test_asyncio_what_the_body_raised_wins_over_the_lost_lock(
+def test_asyncio_an_error_of_the_body_is_raised_instead_of_lock_lost(
     syncguard_redis: RedisServer,
 ) -> None:
     async def main() -> None:
@@ -257,7 +259,7 @@ def test_asyncio_what_the_body_raised_wins_over_the_lost_lock(
     asyncio.run(main())
 
 
-def test_asyncio_extensions_are_reported_also_those_that_are_never_answered(
+def test_asyncio_extensions_are_reported_even_if_they_get_no_answer(
     frail_redis: RedisServer,
 ) -> None:
     events: list[LockEvent] = []
@@ -275,7 +277,7 @@ def test_asyncio_extensions_are_reported_also_those_that_are_never_answered(
     assert results_of_extensions(events) == {"ok", "fail"}
 
 
-def test_asyncio_why_extending_fails_is_said_once_until_it_works_again(
+def test_asyncio_the_reason_of_failed_extensions_is_logged_once_until_one_succeeds(
     frail_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin = frail_redis.client()
@@ -283,27 +285,27 @@ def test_asyncio_why_extending_fails_is_said_once_until_it_works_again(
     def allow(*commands: str) -> None:
         admin.acl_setuser("default", commands=commands, enabled=True)
 
-    def complaints() -> list[str]:
-        said = (record.getMessage() for record in caplog.records)
-        return [text for text in said if "extend locks" in text]
+    def log_lines() -> list[str]:
+        lines = (record.getMessage() for record in caplog.records)
+        return [text for text in lines if "extend locks" in text]
 
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
             async with aio.lock(backend, "secret-key", ttl_ms=20_000, auto_extend=True) as held:
                 for count in (1, 2):
                     allow("-evalsha", "-eval")
-                    await wait_until_async(lambda: len(complaints()) == count)  # noqa: B023
+                    await wait_until_async(lambda: len(log_lines()) == count)  # noqa: B023
                     before = held.expires_at_ms
                     allow("+evalsha", "+eval")
                     await wait_until_async(lambda: held.expires_at_ms > before)  # noqa: B023
 
     asyncio.run(main())
     admin.close()
-    assert len(complaints()) == 2
-    assert all("AuthFailed" in said and "secret-key" not in said for said in complaints())
+    assert len(log_lines()) == 2
+    assert all("AuthFailed" in line and "secret-key" not in line for line in log_lines())
 
 
-def test_asyncio_a_server_that_does_not_answer_in_time_is_said(
+def test_asyncio_a_server_that_does_not_answer_in_time_is_logged(
     frail_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:

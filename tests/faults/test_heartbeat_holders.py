@@ -1,4 +1,4 @@
-"""Holders and their heartbeat: one that is cut off, that strikes another, that ends, that keeps."""
+"""Holders and the heartbeat: interrupts, process exit, closed backends, kept locks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
 
-def test_a_lock_whose_holder_could_not_say_goodbye_is_not_extended_for_ever(
+def test_a_lock_whose_block_ended_without_exit_is_not_extended_for_ever(
     backend: RedisBackend,
 ) -> None:
-    """An interrupt at the very entry of leaving: no line of ours runs any more."""
+    """As after an interrupt at the entry of ``__exit__``: none of its lines runs."""
     told: list[Held] = []
     ours = lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True, on_lost=told.append)
     held = ours.__enter__()
@@ -37,7 +37,7 @@ def test_a_lock_whose_holder_could_not_say_goodbye_is_not_extended_for_ever(
 
 
 def test_a_holder_may_be_interrupted_by_another_holder_at_any_line(backend: RedisBackend) -> None:
-    """A signal handler, or a generator that the collector closes, needs a heartbeat too."""
+    """A signal handler, or a generator that the garbage collector closes, may hold a lock too."""
     interrupted: list[str] = []
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
@@ -64,7 +64,7 @@ def test_a_holder_may_be_interrupted_by_another_holder_at_any_line(backend: Redi
         wait_until_extended(held)
 
 
-def test_a_lock_that_is_taken_while_the_process_ends_is_extended_too(
+def test_a_lock_that_is_acquired_during_process_exit_is_extended_too(
     syncguard_redis: RedisServer,
 ) -> None:
     program = """
@@ -81,7 +81,7 @@ atexit.register(lambda: print("extended:", is_extended()))
 
 from syncguard.redis import RedisBackend
 backend = RedisBackend.from_url(sys.argv[1])
-assert is_extended()  # since Python 3.12 no thread can be started any more when a process ends
+assert is_extended()  # since Python 3.12 no thread can start during exit
 """
     ended = subprocess.run(
         [sys.executable, "-c", program, syncguard_redis.url],
@@ -107,7 +107,7 @@ def test_a_backend_that_is_closed_leaves_no_connection_of_its_heartbeat(
         wait_until(lambda: connections_named(observer, "closing") == 0)
 
 
-def test_a_lock_whose_backend_is_closed_too_soon_is_extended_all_the_same(
+def test_a_held_lock_is_extended_after_its_backend_is_closed(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -122,7 +122,7 @@ def connections_named(observer: redis.Redis, name: str) -> int:
 
 
 @pytest.mark.parametrize("auto_extend", [False, True])
-def test_an_extension_that_is_under_way_does_not_undo_what_a_lock_is_kept_for(
+def test_an_extension_in_flight_does_not_overwrite_the_ttl_of_a_kept_lock(
     syncguard_redis: RedisServer, auto_extend: bool
 ) -> None:
     with (
@@ -144,7 +144,7 @@ def test_an_extension_that_is_under_way_does_not_undo_what_a_lock_is_kept_for(
 
 
 class Late(Relay):
-    """Holds extensions back until they may go on."""
+    """Holds extensions back until ``go_on`` is set."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)

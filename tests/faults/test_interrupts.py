@@ -1,4 +1,4 @@
-"""What strikes in the middle of a call, Ctrl-C or a time limit: it passes, and no lock stays."""
+"""An interrupt during a call (Ctrl-C, a time limit): it is raised, and no lock stays held."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
-"""A waiter that is in one wait for all of the test."""
+"""One wait lasts longer than the test."""
 
 
 class TimeLimit(Exception):
-    """An interrupt that is an ordinary exception, as task queues raise it."""
+    """An interrupt that is an ordinary exception, like the time limits of task queues."""
 
 
 @pytest.fixture
@@ -35,53 +35,53 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture(params=[KeyboardInterrupt, TimeLimit, LockLost])
 def interrupt(request: pytest.FixtureRequest) -> Iterator[type[BaseException]]:
-    """Raised in the main thread by SIGALRM, in whatever it is doing then."""
+    """The handler of SIGALRM raises this in the main thread, at any point."""
     kind: type[BaseException] = request.param
 
-    def strike(_number: int, _frame: FrameType | None) -> None:
+    def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
         raise kind
 
-    before = signal.signal(signal.SIGALRM, strike)
+    before = signal.signal(signal.SIGALRM, raise_interrupt)
     yield kind
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
-def strike_while_hanging(server: RedisServer) -> None:
-    """Pause Redis, let the interrupt strike in 0.2 s, and resume in 0.4 s."""
+def interrupt_while_redis_hangs(server: RedisServer) -> None:
+    """Pause Redis, interrupt after 0.2 s, and resume after 0.4 s."""
     server.pause()
     threading.Timer(0.4, server.resume).start()
     signal.setitimer(signal.ITIMER_REAL, 0.2)
 
 
-def test_an_interrupted_acquire_leaves_no_lock_and_lets_the_interrupt_through(
+def test_an_interrupted_acquire_leaves_no_lock_and_raises_the_interrupt(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
     with backend_on(server.port) as backend:
         assert not backend.is_locked("warm")
         with pytest.raises(interrupt):
-            strike_while_hanging(server)
+            interrupt_while_redis_hangs(server)
             backend.acquire("k", ttl_ms=60_000)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
 
 
-def test_an_interrupted_adopt_leaves_no_lock_and_lets_the_interrupt_through(
+def test_an_interrupted_adopt_leaves_no_lock_and_raises_the_interrupt(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
     with backend_on(server.port) as backend:
         acquired = backend.acquire("k", ttl_ms=60_000)
         assert acquired.ok
-        handed_on = backend.adopt(acquired.lock_id)  # so that Redis knows the script
-        assert handed_on.ok
+        adopted = backend.adopt(acquired.lock_id)  # loads the script into Redis
+        assert adopted.ok
         with pytest.raises(interrupt):
-            strike_while_hanging(server)
-            backend.adopt(handed_on.lock_id, ttl_ms=60_000)
+            interrupt_while_redis_hangs(server)
+            backend.adopt(adopted.lock_id, ttl_ms=60_000)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
 
 
-def test_a_request_that_arrives_after_its_undoing_is_undone_too(
+def test_an_acquire_that_arrives_after_its_undo_is_undone_too(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backend_on(server.port) as backend:
@@ -98,33 +98,33 @@ def test_a_request_that_arrives_after_its_undoing_is_undone_too(
         assert not backend.is_locked("k")
 
 
-def test_after_an_interrupt_no_call_reads_the_reply_to_another(
+def test_after_an_interrupt_no_call_reads_the_reply_of_another_call(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
     with backend_on(server.port) as backend:
         held = backend.acquire("held", ttl_ms=60_000)
         assert held.ok
         with pytest.raises(interrupt):
-            strike_while_hanging(server)
+            interrupt_while_redis_hangs(server)
             backend.is_locked("held")
-        # Were the reply "1" still in the connection, this would be True.
+        # This would be True if the reply "1" were still in the connection.
         assert backend.is_locked("free") is False
         assert backend.release(held.lock_id).ok
 
 
-def test_a_release_that_is_interrupted_on_leaving_a_block_is_tried_again(
+def test_an_interrupted_release_at_the_end_of_a_block_is_retried(
     server: RedisServer, interrupt: type[BaseException]
 ) -> None:
     with backend_on(server.port) as backend:
         with pytest.raises(interrupt):
             with lock(backend, "k", ttl_ms=60_000):
-                strike_while_hanging(server)
+                interrupt_while_redis_hangs(server)
         assert not backend.is_locked("k")
 
 
 @pytest.mark.parametrize(
     "interrupt",
-    # The last three might as well be Redis's: but they are somebody's time limit.
+    # The last three are also errors of redis-py, but here a time limit raises them.
     [KeyboardInterrupt, TimeLimit, LockLost, TimeoutError, ConnectionError, OSError],
     indirect=True,
 )
@@ -140,27 +140,28 @@ def test_an_interrupted_wait_ends_and_leaves_no_lock(
             lock(backend, "k", ttl_ms=60_000, acquisition=FAR).__enter__()
         with server.client() as observer:
             wait_until(lambda: observer.info("clients")["blocked_clients"] == 0)
-        assert len(client.connection_pool._in_use_connections) == 1  # the one that we keep
+        # Only the connection that the backend keeps.
+        assert len(client.connection_pool._in_use_connections) == 1
         holder.release()
         assert backend.count_live_locks() == 0
 
 
 def run(program: str, server: RedisServer) -> str:
-    """Run in a process of its own: a crash there must fail only this test."""
+    """Run in a separate process: a crash must fail only this test."""
     ended = subprocess.run(
         [sys.executable, "-c", program, str(server.port)],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
-        # The tracing below and that of coverage exclude each other.
+        # The programs below use sys.settrace, and so does coverage.
         env={name: value for name, value in os.environ.items() if "COVERAGE" not in name},
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-def test_an_interrupt_at_any_line_of_ours_leaves_no_lock(server: RedisServer) -> None:
+def test_an_interrupt_at_any_line_of_syncguard_leaves_no_lock(server: RedisServer) -> None:
     assert int(run(AT_EVERY_LINE, server)) > 100
 
 
@@ -174,7 +175,7 @@ from syncguard.redis import redis_backend
 class TimeLimit(Exception):
     pass
 
-redis_backend.UNDO_PAUSES_S = (0.0,)  # nothing can be under way: we strike between lines
+redis_backend.UNDO_PAUSES_S = (0.0,)  # no request is in flight: interrupts come between lines
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))
 lines_left, place = 0, []
@@ -191,20 +192,20 @@ def trace(frame, event, _argument):
     return trace
 
 def is_first_line_of_leaving(frame):
-    # The try: around all of __exit__. What strikes before it, no code of ours can catch.
+    # The "try:" around all of __exit__. No code can catch an interrupt before it.
     return frame.f_code.co_name == "__exit__" and frame.f_lineno <= first_line_of(frame.f_code)
 
 def first_line_of(code):
     return min(line for _, _, line in code.co_lines() if line and line > code.co_firstlineno + 4)
 
-ours = lock(backend, "k", ttl_ms=60_000)  # one for all: an interrupt leaves it ready for use
+one_lock = lock(backend, "k", ttl_ms=60_000)  # can be used again after an interrupt
 tried = 0
 while True:
     tried += 1
     lines_left = tried
     sys.settrace(trace)
     try:
-        with ours:
+        with one_lock:
             pass
     except TimeLimit:
         sys.settrace(None)
@@ -214,17 +215,17 @@ while True:
             break
     finally:
         sys.settrace(None)
-    assert not observer.exists("syncguard:k"), f"left behind by an interrupt at {place}"
+    assert not observer.exists("syncguard:k"), f"still held after an interrupt at {place}"
     assert current_lock() is None, f"still current after an interrupt at {place}"
     assert observer.zcard("syncguard:id::live") == 0
 print(tried)
 """
 
 
-def test_an_interrupt_on_the_way_into_any_function_takes_no_connection_with_it(
+def test_an_interrupt_at_the_entry_of_any_function_leaks_no_connection(
     server: RedisServer,
 ) -> None:
-    """There a signal's handler runs: else they would use the pool up, one by one."""
+    """Signal handlers run at function entry. Leaked connections would exhaust the pool."""
     assert int(run(INTO_EVERY_FUNCTION, server)) > 100
 
 
@@ -251,14 +252,14 @@ def trace(frame, event, _argument):
     global calls_left, place
     code = frame.f_code
     if code.co_name == "__exit__":
-        return  # before its first line, no code of ours can catch: the lock stays until its TTL
+        return  # no code can catch an interrupt before its first line: the TTL ends the lock
     if "/syncguard/" in code.co_filename.replace("\\\\", "/") or code.co_name == "release":
         calls_left -= 1
         if calls_left == 0:
             place = f"{code.co_filename}: {code.co_name}"
             raise TimeLimit
 
-def struck_in_all(work):
+def interrupted_at_every_call(work):
     global calls_left
     tried = 0
     while True:
@@ -271,7 +272,7 @@ def struck_in_all(work):
         finally:
             sys.settrace(None)
         out = len(pool._in_use_connections) - len(pool._syncguard_spare)
-        assert out == 0, f"{out} taken by an interrupt at {place}"
+        assert out == 0, f"{out} connections leaked by an interrupt at {place}"
         assert current_lock() is None, f"still current after an interrupt at {place}"
         assert not Listeners.on(pool)._inside, f"still listening after an interrupt at {place}"
         if calls_left > 0:
@@ -284,12 +285,12 @@ def take_and_leave():
 def wait():
     lock(backend, "held", acquisition=SHORT).__enter__()
 
-print(struck_in_all(take_and_leave) + struck_in_all(wait))
+print(interrupted_at_every_call(take_and_leave) + interrupted_at_every_call(wait))
 """
 
 
-def test_interrupts_at_random_moments_bring_no_process_down(server: RedisServer) -> None:
-    """hiredis crashed here, when a signal handler raised while it packed a number."""
+def test_interrupts_at_random_moments_do_not_crash_the_process(server: RedisServer) -> None:
+    """hiredis crashed here when a signal handler raised while it packed a number."""
     assert int(run(AT_RANDOM_MOMENTS, server)) > 10
 
 
@@ -303,14 +304,14 @@ from syncguard.redis import redis_backend
 class TimeLimit(Exception):
     pass
 
-def strike(*_):
+def raise_interrupt(*_):
     raise TimeLimit
 
 redis_backend.UNDO_PAUSES_S = (0.0,)
-signal.signal(signal.SIGALRM, strike)
+signal.signal(signal.SIGALRM, raise_interrupt)
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))
-struck = 0
+interrupted = 0
 for _ in range(300):
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, 2e-3))
@@ -320,10 +321,10 @@ for _ in range(300):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except TimeLimit:
-        struck += 1
+        interrupted += 1
     except LockError:
         pass
     observer.delete("syncguard:k")
     assert backend.is_locked("k") is False, "the reply to another call"
-print(struck)
+print(interrupted)
 """

@@ -1,4 +1,4 @@
-"""Locks that are lost: the holder is told in time, by its own clock, and nobody else is hurt."""
+"""Lost locks: ``on_lost`` runs in time, by the holder's clock, and other locks are not affected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from syncguard.testing import RedisServer
 def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
     frail_redis: RedisServer, backend: RedisBackend
 ) -> None:
-    # redis-py's default client: it would wait for seconds and retry many times.
+    # redis-py's default client waits for seconds and retries many times.
     client = redis.Redis(port=frail_redis.port)
     frail = RedisBackend(client)
     told: list[float] = []
@@ -45,8 +45,8 @@ def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
                     held.ensure_held()
         # The other backend, on a healthy server, lost nothing meanwhile.
         assert not healthy.lost
-    # The last request that succeeded was sent before the pause, so the deadline is less than a
-    # TTL after it. The callback ran before that, though Redis had said nothing.
+    # The last successful request was sent before the pause, so the deadline is less than a TTL
+    # after the pause. The callback ran before that, though Redis had not answered.
     assert held.deadline_ms < paused_at + TTL_MS
     assert told[0] <= paused_at + TTL_MS
     frail.close()
@@ -62,21 +62,21 @@ def test_a_lost_lock_stays_lost_when_the_server_is_back(frail_redis: RedisServer
                 with frail_redis.client() as client:
                     wait_until(client.ping)
                 assert held.lost
-        # Its release was attempted all the same, or its TTL has run out: nothing is left.
+        # The release was attempted anyway, or the TTL has ended: the lock is gone.
         wait_until(lambda: not backend.is_locked("k"))
 
 
-def test_a_lock_that_was_seen_as_lost_is_lost_for_good(backend: RedisBackend) -> None:
+def test_a_lock_that_was_seen_as_lost_stays_lost(backend: RedisBackend) -> None:
     with pytest.raises(LockLost):
         with lock(backend, "k", ttl_ms=60_000) as held:
             held.renewed(holder_clock_ms() - 60_000, 60_000, held.expires_at_ms)
             assert held.lost
-            # An answer that came too late: somebody may have acted upon the loss already.
+            # An answer that came too late: other code may have reacted to the loss already.
             held.renewed(holder_clock_ms(), 60_000, held.expires_at_ms)
             assert held.lost
 
 
-def test_what_the_body_raised_wins_over_the_lost_lock(frail_redis: RedisServer) -> None:
+def test_an_error_of_the_body_is_raised_instead_of_lock_lost(frail_redis: RedisServer) -> None:
     with backend_on(frail_redis.port) as backend:
         with pytest.raises(ZeroDivisionError):
             with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -92,12 +92,12 @@ def test_a_lock_that_was_force_released_is_lost_at_the_next_beat(backend: RedisB
             (info,) = backend.live_locks()
             backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash)
             assert told.wait(20)
-            # Long before its TTL, because the server said so.
+            # Long before its TTL, because the server answered that it is gone.
             assert holder_clock_ms() < held.deadline_ms
             assert held.lost
 
 
-def test_a_slow_on_lost_delays_neither_other_heartbeats_nor_other_news(
+def test_a_slow_on_lost_delays_neither_other_heartbeats_nor_other_callbacks(
     backend: RedisBackend,
 ) -> None:
     release, second = threading.Event(), threading.Event()
@@ -122,7 +122,7 @@ def test_a_slow_on_lost_delays_neither_other_heartbeats_nor_other_news(
         release.set()
 
 
-def test_a_failing_on_lost_harms_nothing(
+def test_a_failing_on_lost_is_logged_and_heartbeats_continue(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_held: Held) -> None:
@@ -137,7 +137,7 @@ def test_a_failing_on_lost_harms_nothing(
         wait_until(lambda: held.expires_at_ms > before)
 
 
-def test_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(backend: RedisBackend) -> None:
+def test_the_lock_of_a_hung_holder_is_not_extended_after_max_hold_ms(backend: RedisBackend) -> None:
     told = threading.Event()
     with pytest.raises(LockLost):
         with lock(
@@ -147,14 +147,14 @@ def test_a_hung_holder_is_renewed_no_longer_than_max_hold_ms(backend: RedisBacke
             assert told.wait(20)
             lost_after = holder_clock_ms() - acquired_at
             assert held.lost
-            # Renewed beyond its first TTL, and given up a TTL after the last renewal at most.
+            # Extended beyond its first TTL, and lost at most one TTL after the last extension.
             assert held.deadline_ms - acquired_at > 2_000
             assert held.deadline_ms - acquired_at <= 2_000 + 1_500
             assert lost_after >= 2_000 - 1_500
     wait_until(lambda: not backend.is_locked("k"))
 
 
-def test_without_auto_extend_on_lost_still_tells_when_the_ttl_is_over(
+def test_without_auto_extend_on_lost_is_called_when_the_ttl_ends(
     backend: RedisBackend,
 ) -> None:
     told: list[Held] = []
@@ -172,7 +172,7 @@ def test_without_a_heartbeat_a_block_that_outlives_its_ttl_raises_lock_lost(
             wait_until(lambda: not backend.is_locked("k"))
 
 
-def test_a_server_that_cannot_be_reached_at_all_still_loses_the_lock_in_time(
+def test_a_lock_is_lost_in_time_if_the_server_cannot_be_reached(
     frail_redis: RedisServer,
 ) -> None:
     client = redis.Redis(port=frail_redis.port)

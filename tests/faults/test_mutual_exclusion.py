@@ -1,4 +1,4 @@
-"""The promise itself: under one lock, nobody loses an update, and fences follow the order.
+"""Mutual exclusion: under one lock no update is lost, and fences increase in order.
 
 Each worker reads a number from a file, waits a little, writes it back incremented, and appends
 its fence to a log. Nothing but the lock protects the file.
@@ -20,11 +20,11 @@ from syncguard.testing import RedisServer
 WORKERS = 8
 ROUNDS = 200
 PATIENT = Acquisition(timeout_ms=110_000)
-"""The default policy (10 retries and all), with a generous time."""
+"""The default policy with 10 retries, but a long time limit."""
 
 
 class Ledger:
-    """A counter and a log on disk, without any protection of their own."""
+    """A counter and a log on disk. Only the lock protects them."""
 
     def __init__(self, folder: Path) -> None:
         self.counter = folder / "counter"
@@ -51,7 +51,7 @@ def test_eight_processes_lose_no_update_and_fences_increase_in_the_order_of_the_
     program = Path(__file__).with_name("ledger_worker.py")
     arguments = [str(syncguard_redis.port), str(tmp_path), str(ROUNDS)]
     workers = [subprocess.Popen([sys.executable, program, *arguments]) for _ in range(WORKERS)]
-    # A worker that met an AcquisitionTimeout would end with 1.
+    # A worker that raised AcquisitionTimeout would exit with 1.
     assert [worker.wait() for worker in workers] == [0] * WORKERS
     ledger.check(WORKERS * ROUNDS)
 

@@ -1,4 +1,4 @@
-"""Waiting for a lock: woken by the release, there when the holder expires, gone when aborted."""
+"""Waiting for a lock: a release wakes, the holder's expiry ends the wait, and so does an abort."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from syncguard.redis.waiter import RedisWaiter, pass_on
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
-"""A waiter that would sleep for 50 s: whoever comes sooner was woken."""
+"""A waiter that would sleep for 50 s: if it ends sooner, it was woken."""
 
 NAMES = Names("syncguard").of("k")
 
 
 @pytest.fixture
 def backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
-    # Without a time-out of its own: the bound by the client's time-out has its own test.
+    # Without a socket time-out: another test covers the limit by the client's time-out.
     with backend_on(syncguard_redis.port, socket_timeout=None) as backend:
         yield backend
 
 
 def refuse(backend: RedisBackend, wait_ms: int) -> None:
-    """An attempt of a waiter that will wait so long, and is refused."""
+    """One refused attempt of a waiter that will wait for this long."""
     call = backend.acquire_call("k", 1_000, None, wait_ms)
     assert isinstance(backend.run_acquire(call, 1_000), Refusal)
 
@@ -52,12 +52,12 @@ def test_a_release_wakes_the_waiter(backend: RedisBackend, syncguard_redis: Redi
         with lock(backend, "k", ttl_ms=60_000):
             waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
             wait_until(lambda: blocked_clients(syncguard_redis) == 1)
-        # Nobody waited for 50 s: the result came with the release.
+        # Not after 50 s: the release woke the waiter.
         held = waiter.result(timeout=20)
         assert backend.release(held.lock_id).ok
 
 
-def test_one_release_wakes_one_waiter_and_the_chain_goes_on(
+def test_one_release_wakes_one_waiter_until_all_have_had_the_lock(
     backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
     order: list[str] = []
@@ -75,20 +75,20 @@ def test_one_release_wakes_one_waiter_and_the_chain_goes_on(
             waiter.result(timeout=20)
         calls = syncguard_redis.commands_processed().get("evalsha", 0) - before
     assert order == sorted(order)
-    # One release of the first holder, then an acquire and a release each. A woken herd of five
-    # would have tried 5 + 4 + 3 + 2 + 1 times.
+    # One release of the first holder, then an acquire and a release each. If every release woke
+    # all waiters, there would be 5 + 4 + 3 + 2 + 1 attempts.
     assert calls <= 1 + 5 * 2 + 4
 
 
-def test_a_waiter_is_there_when_the_holder_expires(backend: RedisBackend) -> None:
-    """Not woken, because a dead holder releases nothing; and not 50 s later either."""
+def test_a_waiter_acquires_the_lock_when_the_holder_expires(backend: RedisBackend) -> None:
+    """A dead holder wakes nobody, but the waiter need not wait for 50 s either."""
     holder = backend.acquire("k", ttl_ms=300)
     assert holder.ok
     with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
         assert held.fence > holder.fence
 
 
-def test_a_waiter_with_a_longer_ttl_does_not_wait_for_its_own(backend: RedisBackend) -> None:
+def test_a_waiter_does_not_wait_for_its_own_longer_ttl(backend: RedisBackend) -> None:
     assert backend.acquire("k", ttl_ms=200).ok
     with lock(backend, "k", ttl_ms=600_000, acquisition=FAR):
         pass
@@ -108,7 +108,7 @@ def test_an_abort_signal_ends_the_waiting(
         wait_until(lambda: blocked_clients(syncguard_redis) == 0)
 
 
-def test_an_abort_is_looked_for_at_least_every_100_ms(backend: RedisBackend) -> None:
+def test_the_signal_is_checked_at_least_every_100_ms(backend: RedisBackend) -> None:
     looks: list[float] = []
 
     class Signal:
@@ -120,7 +120,7 @@ def test_an_abort_is_looked_for_at_least_every_100_ms(backend: RedisBackend) -> 
     with pytest.raises(LockError, match="aborted"):
         lock(backend, "k", acquisition=FAR, signal=Signal()).__enter__()
     gaps = sorted(after - before for before, after in itertools.pairwise(looks))
-    # The median, because this machine may pause us at any one of them.
+    # The median, because the machine may pause this process at any time.
     assert gaps[len(gaps) // 2] < 0.1
 
 
@@ -143,7 +143,7 @@ def test_a_later_waiter_never_shortens_the_flag(
     assert observer.pttl(NAMES.waiting) > 30_000
 
 
-def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
+def test_at_most_one_wake_up_is_pending_and_it_expires(
     backend: RedisBackend, observer: redis.Redis
 ) -> None:
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_at_most_one_wake_up_is_pending_and_it_does_not_stay(
 
 
 def holder_and_waiter(backend: RedisBackend) -> tuple[Acquired, RedisWaiter]:
-    """Who has the lock, and who was refused it."""
+    """A holder of the lock, and a waiter that was refused."""
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
     waiter = backend.open_waiter("k")
@@ -165,7 +165,7 @@ def holder_and_waiter(backend: RedisBackend) -> tuple[Acquired, RedisWaiter]:
 
 
 def woken(backend: RedisBackend, server: RedisServer) -> RedisWaiter:
-    """A waiter that has the wake-up in its hands."""
+    """A waiter that received a wake-up."""
     holder, waiter = holder_and_waiter(backend)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(waiter.wait, 40_000, None)
@@ -194,7 +194,7 @@ def test_a_waiter_whose_attempt_failed_passes_its_wake_up_on(
     wait_until(lambda: observer.llen(NAMES.wake) == 1)
 
 
-def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
+def test_a_waiter_that_leaves_passes_on_a_wake_up_that_it_did_not_read(
     backend: RedisBackend, syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
     signal = threading.Event()
@@ -205,7 +205,7 @@ def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
         signal.set()
         with pytest.raises(LockError):
             waiting.result(timeout=20)
-    # Redis still has it for a listener, and hands it the wake-up.
+    # Its BLPOP still blocks in Redis, and gets the wake-up.
     assert blocked_clients(syncguard_redis) == 1
     holder.release()
     assert blocked_clients(syncguard_redis) == 0
@@ -214,7 +214,7 @@ def test_a_waiter_that_leaves_passes_on_what_it_was_sent_and_did_not_read(
 
 
 def leave(backend: RedisBackend) -> None:
-    """What a waiter does that may have swallowed a wake-up."""
+    """What a waiter does at its end, if it may have an unused wake-up."""
     pool = runner_pool(backend._client)
     assert pool is not None
     pass_on(backend.pass_on_call("k"), pool)
@@ -236,7 +236,7 @@ def test_the_last_waiter_that_leaves_wakes_nobody(
     assert not observer.exists(NAMES.wake)
 
 
-def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_does_not_stay(
+def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_expires(
     backend: RedisBackend, observer: redis.Redis
 ) -> None:
     observer.set(NAMES.waiting, "1", px=40_000)
@@ -246,10 +246,10 @@ def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_does_not_stay(
     assert 0 < observer.pttl(NAMES.wake) <= 2_000
 
 
-def test_a_holder_that_never_pushes_is_met_by_plain_backoff(
+def test_if_the_holder_wakes_nobody_the_waiter_uses_plain_backoff(
     backend: RedisBackend, observer: redis.Redis
 ) -> None:
-    """A lock as a client in another language writes it, and deletes it without a push."""
+    """A client in another language writes the lock, and deletes it without a wake-up."""
     now = int(time.time() * 1000)
     foreign = {
         "lockId": "A" * 22,
@@ -275,10 +275,10 @@ def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: Redi
             pass
 
 
-def test_waiters_of_all_backends_leave_half_of_the_pool_to_the_others(
+def test_waiters_of_all_backends_use_at_most_half_of_the_pool(
     syncguard_redis: RedisServer,
 ) -> None:
-    """Were every connection taken by a waiter, the holder could not release."""
+    """If waiters took every connection, the holder could not release."""
     client = redis.Redis(port=syncguard_redis.port, max_connections=10)
     backends = [RedisBackend(client) for _ in range(2)]
     turns = Acquisition(timeout_ms=60_000, retry_delay_ms=50, max_retries=1_000)
@@ -314,10 +314,10 @@ def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) ->
         assert backend.release(waiter.result(timeout=60).lock_id).ok
 
 
-def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: RedisServer) -> None:
+def test_on_a_small_pool_no_waiter_takes_a_connection(syncguard_redis: RedisServer) -> None:
     client = redis.Redis(port=syncguard_redis.port, max_connections=3)
     with RedisBackend(client) as backend, client.pubsub() as listening:
-        # The application needs one of them, a releasing thread another.
+        # The application uses one connection, a releasing thread another.
         listening.subscribe("elsewhere")
         holder = backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
@@ -327,7 +327,9 @@ def test_on_a_pool_that_somebody_kept_small_nobody_listens(syncguard_redis: Redi
     client.close()
 
 
-def test_backends_that_come_and_go_leave_no_connection_taken(syncguard_redis: RedisServer) -> None:
+def test_backends_that_are_not_closed_leave_no_connection_in_use(
+    syncguard_redis: RedisServer,
+) -> None:
     client = redis.Redis(port=syncguard_redis.port, max_connections=10)
     for _ in range(30):
         with RedisBackend(client).lock("k"):
@@ -352,7 +354,7 @@ def test_an_abort_does_not_wait_for_a_redis_that_hangs() -> None:
         assert caught.value.code == "Aborted"
 
 
-def test_an_interrupt_as_the_waiting_begins_leaves_no_foreign_reply_behind(
+def test_an_interrupt_at_the_start_of_a_wait_leaves_no_unread_reply(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = redis.Redis(port=syncguard_redis.port)
@@ -377,7 +379,7 @@ def test_an_interrupt_as_the_waiting_begins_leaves_no_foreign_reply_behind(
     client.close()
 
 
-def test_the_time_for_acquiring_ends_the_waiting(backend: RedisBackend) -> None:
+def test_timeout_ms_ends_the_waiting(backend: RedisBackend) -> None:
     assert backend.acquire("k", ttl_ms=60_000).ok
     with pytest.raises(LockError) as caught:
         lock(
@@ -386,7 +388,7 @@ def test_the_time_for_acquiring_ends_the_waiting(backend: RedisBackend) -> None:
     assert caught.value.code == "AcquisitionTimeout"
 
 
-def test_retries_that_are_used_up_end_the_waiting(backend: RedisBackend) -> None:
+def test_max_retries_ends_the_waiting(backend: RedisBackend) -> None:
     few = Acquisition(max_retries=3, retry_delay_ms=5, timeout_ms=60_000)
     assert backend.acquire("k", ttl_ms=60_000).ok
     with pytest.raises(LockError) as caught:
@@ -394,7 +396,7 @@ def test_retries_that_are_used_up_end_the_waiting(backend: RedisBackend) -> None
     assert caught.value.code == "AcquisitionTimeout"
 
 
-def test_a_redis_that_dies_under_a_waiter_is_reported_as_what_it_is() -> None:
+def test_if_redis_dies_during_a_wait_the_error_reports_an_outage() -> None:
     with (
         RedisServer() as server,
         ThreadPoolExecutor() as pool,

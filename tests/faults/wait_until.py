@@ -1,4 +1,4 @@
-"""Waiting for something to come true, and failing if it does not: no test sleeps and hopes."""
+"""Wait until a condition is true, and fail after a time limit: no test sleeps a fixed time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from syncguard._lock.held import Held
 from syncguard.clock import holder_clock_ms
 
 TTL_MS = 3_000
-"""The TTL of locks that a test expects to be kept: a process on a busy machine can stall for a
-second, and a lock with a shorter TTL would be lost, rightly."""
+"""The TTL of locks that must not be lost in a test: a process on a busy machine can stall for a
+second, and a lock with a shorter TTL would really be lost."""
 
 
 def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
@@ -23,7 +23,7 @@ def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
 
 
 def wait_until_extended(held: Held) -> None:
-    """Once more than it is by now."""
+    """Wait for one more extension."""
     before = held.expires_at_ms
     wait_until(lambda: held.expires_at_ms > before)
 
@@ -36,7 +36,7 @@ async def wait_until_async(condition: Callable[[], object], within_s: float = 20
 
 
 def is_between_two_beats(held: Held) -> bool:
-    """Extended before, and the next extension is neither under way nor about to be."""
+    """Extended at least once, and the next extension is neither in flight nor due soon."""
     since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)
     extended = held.deadline_ms > held._grant.sent_at_ms + TTL_MS
     return extended and TTL_MS / 8 < since_last_ms < TTL_MS / 4

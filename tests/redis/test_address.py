@@ -65,5 +65,5 @@ def test_what_is_no_address_is_refused_without_quoting_it(location):
     assert raised.value.__suppress_context__
 
 
-def test_an_address_prints_without_its_password():
+def test_the_repr_of_a_url_has_no_password():
     assert "hunter2" not in repr(parse("redis://ann:hunter2@host/0?x=hunter2"))

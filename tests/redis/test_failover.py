@@ -44,7 +44,7 @@ class Pair(Relay):
 
     def fail_over(self) -> None:
         self.demote()
-        self.lead_to(self.new_port)
+        self.connect_to(self.new_port)
 
     def close(self) -> None:
         super().close()
@@ -86,7 +86,7 @@ class MovesOn(NoBackoff):
         return self  # redis-py copies the policy for each connection
 
     def compute(self, _failures: int) -> float:
-        self._pair.lead_to(self._pair.new_port)
+        self._pair.connect_to(self._pair.new_port)
         return 0
 
 
@@ -112,7 +112,7 @@ def test_a_server_that_stays_a_replica_is_reported_and_left_when_there_is_anothe
         with pytest.raises(LockError) as caught:
             backend.acquire("after", 60_000)
         assert caught.value.code == "ServiceUnavailable"
-    pair.lead_to(pair.new_port)
+    pair.connect_to(pair.new_port)
     assert backend.acquire("after", 60_000).ok
 
 
@@ -124,7 +124,7 @@ def test_a_release_that_was_refused_and_sent_again_is_no_success_by_that(backend
     pair.old.replicaof(pair.host, nobodys_port)
     pair.new.replicaof("NO", "ONE")
     pair.new.flushall()
-    pair.lead_to(pair.new_port)
+    pair.connect_to(pair.new_port)
     assert not backend.release(held.lock_id).ok
 
 

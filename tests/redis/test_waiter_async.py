@@ -106,7 +106,7 @@ def test_a_waiter_that_leaves_passes_its_wake_up_on(syncguard_redis, client, hol
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_waiter_is_there_when_the_holder_expires(holder, take):
+def test_a_waiter_acquires_the_lock_when_the_holder_expires(holder, take):
     holder.acquire("k", 400)
     assert take("k", acquisition=PATIENT) == "000000000000002"
 

@@ -1,4 +1,4 @@
-"""Something that another thread does in a moment, and has done before the test goes on."""
+"""Call a function later, on another thread, and wait for it at the end of the block."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def call_later(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Act in so many seconds, while the block runs. Leaving waits for the end of it.
+    """Call ``act`` after this many seconds, while the block runs. Leaving waits until it returned.
 
-    A lock wakes its waiter before its release has returned: without waiting, the test would end,
-    and close the client under the thread that still reads the reply.
+    A release wakes the waiter before it returns: without waiting, the test would end and close
+    the client while the other thread still reads the reply.
     """
     timer = threading.Timer(seconds, act)
     timer.start()

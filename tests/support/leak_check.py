@@ -1,8 +1,8 @@
-"""A test that leaves an open socket, client, file, process or loop to the collector fails itself.
+"""Fail a test that leaves a socket, client, file, process or loop open.
 
-Without this, the collector finds the object during some later test, and that one fails. Which one
-depends on the order of the tests. Here every test is followed by a collection; what that finds
-open is reported as an error of the test that has just ended.
+Without this, the garbage collector finds the object during a later test, and that test fails.
+Which one depends on the order of the tests. This plugin collects after every test, and reports
+what was still open as an error of the test that has just ended.
 
 ``conftest`` registers this module as a plugin of pytest.
 """
@@ -24,14 +24,13 @@ class LeftOpenError(AssertionError):
 
 _OLD: Final = 2
 _YOUNG: Final = 1
-"""The generation that holds what was made since the last test ended."""
+"""The generation of the objects that were created since the last test ended."""
 
 
 def pytest_collection_finish() -> None:
-    # The objects of the imported modules are never garbage, and with the automatic collections off,
-    # all that a test makes is young when it ends. So a collection visits little, and takes a
-    # millisecond or two instead of a hundred: CI can pay that after each test. Nor is a result of
-    # Celery's collected while redis-py 5 subscribes to another, which would wait for itself.
+    # The objects of the imported modules are never garbage. With automatic collection off, all
+    # objects of a test are young when it ends. So a collection takes 1 or 2 ms instead of 100.
+    # Also, a Celery result is never collected while redis-py 5 subscribes to another: a deadlock.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -42,26 +41,26 @@ def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     result = yield
-    getattr(item, "funcargs", {}).clear()  # the last references that pytest keeps for a test
-    # What fixtures of a module made is older than its last test.
+    getattr(item, "funcargs", {}).clear()  # the last references that pytest keeps
+    # Objects of module fixtures are older than the last test of the module.
     ends_a_module = nextitem is None or nextitem.path != item.path
-    left = found_open_by_the_collector(_OLD if ends_a_module else _YOUNG)
+    left = open_objects_in_garbage(_OLD if ends_a_module else _YOUNG)
     if left:
         raise LeftOpenError("\n".join(["the test left open:", *left]))
     return result
 
 
-def found_open_by_the_collector(generation: int = _OLD) -> list[str]:
+def open_objects_in_garbage(generation: int = _OLD) -> list[str]:
     """Collect the garbage, and describe what was still open in it."""
-    with warnings.catch_warnings(record=True) as noted, pytest.MonkeyPatch.context() as patch:
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("always", ResourceWarning)
         patch.setattr(redis.Redis, "__del__", _close_and_warn)
         gc.collect(generation)
-    return [str(note.message) for note in noted if note.category is ResourceWarning]
+    return [str(warning.message) for warning in caught if warning.category is ResourceWarning]
 
 
 def _close_and_warn(client: redis.Redis) -> None:
-    """redis-py closes a forgotten client without a word, unless its sockets were found first."""
+    """Warn of an unclosed client: redis-py itself closes it without a warning."""
     pool = getattr(client, "connection_pool", None)
     connections = [
         *getattr(pool, "_available_connections", ()),

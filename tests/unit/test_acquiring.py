@@ -1,4 +1,4 @@
-"""How lock() comes to its lock, driven with a clock of our own: no server and no sleeping."""
+"""How lock() acquires its lock, driven with a fake clock: no server and no sleeping."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ PLAIN = Acquisition(jitter="none", timeout_ms=10**9)
 
 
 class Drive:
-    """Plays the world around the generator: a clock, and answers to its wishes."""
+    """Drives the generator: a fake clock, and answers to its steps."""
 
     def __init__(self, policy, *, chance=0.0):
         self.now_ms = 1_000.0
         self.steps = acquiring(policy, lambda: self.now_ms, lambda: chance)
-        self.wish = next(self.steps)
+        self.step = next(self.steps)
 
     def attempt(self, answer=None, takes_ms=0):
         """Answer an attempt, by default with a refusal."""
-        assert isinstance(self.wish, Attempt)
+        assert isinstance(self.step, Attempt)
         self.now_ms += takes_ms
-        self.wish = self.steps.send(answer or Refusal())
+        self.step = self.steps.send(answer or Refusal())
 
     def pause(self, *, woken_after=None):
-        """Let the pause run out, or wake it earlier; return how long it was to be."""
-        assert isinstance(self.wish, Pause)
-        ms = self.wish.ms
+        """Wait for the whole pause, or wake earlier. Returns the full length of the pause."""
+        assert isinstance(self.step, Pause)
+        ms = self.step.ms
         self.now_ms += ms if woken_after is None else woken_after
-        self.wish = self.steps.send(woken_after is not None)
+        self.step = self.steps.send(woken_after is not None)
         return ms
 
     def pauses(self, count):
@@ -48,14 +48,14 @@ class Drive:
         return str(caught.value)
 
 
-def test_a_free_lock_is_taken_at_the_first_attempt():
+def test_a_free_lock_is_acquired_at_the_first_attempt():
     drive = Drive(PLAIN)
     with pytest.raises(StopIteration) as done:
         drive.attempt(GRANT)
     assert done.value.value is GRANT
 
 
-def test_a_lock_that_becomes_free_is_taken_at_a_later_attempt():
+def test_a_lock_that_becomes_free_is_acquired_at_a_later_attempt():
     drive = Drive(PLAIN)
     drive.pauses(3)
     with pytest.raises(StopIteration) as done:
@@ -81,14 +81,14 @@ def test_doubling_ends_at_an_hour_and_never_overflows():
 @pytest.mark.parametrize(
     ("jitter", "least", "middle"), [("none", 100, 100), ("equal", 50, 75), ("full", 0, 50)]
 )
-def test_jitter_takes_its_share_of_the_delay(jitter, least, middle):
+def test_jitter_shortens_the_delay(jitter, least, middle):
     policy = Acquisition(jitter=jitter)
     assert backoff_ms(policy, 0, lambda: 0.0) == least
     assert backoff_ms(policy, 0, lambda: 0.5) == middle
     assert backoff_ms(policy, 0, lambda: 0.999) <= 100
 
 
-def test_the_delays_are_drawn_afresh_for_every_pause():
+def test_every_pause_uses_a_new_random_number():
     draws = iter([0.0, 0.5, 0.25])
     steps = acquiring(Acquisition(jitter="full"), lambda: 0.0, lambda: next(draws))
     next(steps)
@@ -135,7 +135,7 @@ def test_without_time_there_is_one_attempt():
     assert "within 0 ms" in Drive(Acquisition(timeout_ms=0)).fails()
 
 
-def test_the_error_says_who_is_to_blame():
+def test_the_error_says_that_somebody_else_holds_the_lock():
     assert "somebody else holds it" in Drive(Acquisition(max_retries=0)).fails()
 
 
@@ -171,7 +171,7 @@ def test_the_wait_does_not_outlast_the_holder():
     assert drive.pause() == 31
 
 
-def test_waiting_for_the_holder_to_expire_is_no_retry():
+def test_waiting_for_the_holder_to_expire_does_not_count_as_a_retry():
     drive = Drive(Acquisition(jitter="none", max_retries=1, timeout_ms=10**9))
     for _ in range(50):
         drive.attempt(Refusal(remaining_ms=10))
@@ -180,7 +180,7 @@ def test_waiting_for_the_holder_to_expire_is_no_retry():
     assert "after 1 retries" in drive.fails()
 
 
-def test_a_holder_that_lives_longer_than_the_delay_changes_nothing():
+def test_a_holder_with_more_time_than_the_delay_does_not_change_the_delay():
     drive = Drive(PLAIN)
     drive.attempt(Refusal(remaining_ms=60_000))
     assert drive.pause() == 100
@@ -190,14 +190,14 @@ def test_a_holder_that_lives_longer_than_the_delay_changes_nothing():
 
 def test_an_attempt_says_how_long_the_pause_after_it_would_be():
     drive = Drive(Acquisition(jitter="none", timeout_ms=150, max_retries=5))
-    assert drive.wish == Attempt(wait_ms=100)
+    assert drive.step == Attempt(wait_ms=100)
     drive.pauses(1)
-    assert drive.wish == Attempt(wait_ms=50)
+    assert drive.step == Attempt(wait_ms=50)
     drive.pauses(1)
-    assert drive.wish == Attempt(wait_ms=0)
+    assert drive.step == Attempt(wait_ms=0)
 
 
 def test_the_last_attempt_announces_no_pause():
     drive = Drive(Acquisition(jitter="none", max_retries=1))
     drive.pauses(1)
-    assert drive.wish == Attempt(wait_ms=0)
+    assert drive.step == Attempt(wait_ms=0)

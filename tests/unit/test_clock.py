@@ -19,11 +19,11 @@ PACKAGE = Path(syncguard.__file__).parent
 @pytest.mark.parametrize(
     ("expires_at_ms", "live"), [(9_001, True), (9_000, False), (8_999, False), (10_000, True)]
 )
-def test_a_lock_lives_until_the_tolerance_has_passed_too(expires_at_ms, live):
+def test_a_lock_is_live_until_its_expiry_plus_the_tolerance(expires_at_ms, live):
     assert is_live(expires_at_ms, 10_000, 1_000) is live
 
 
-def test_without_a_tolerance_of_its_own_the_unified_one_counts():
+def test_the_default_tolerance_is_the_constant():
     assert is_live(9_001, 10_000)
     assert not is_live(9_000, 10_000)
 
@@ -34,12 +34,12 @@ def test_the_tolerance_is_one_second_and_cleanup_waits_for_two():
 
 
 @pytest.mark.parametrize("reply", [(12, 345_999), ("12", "345999"), (b"12", b"345999")])
-def test_the_servers_time_is_cut_to_milliseconds(reply):
+def test_the_servers_time_is_truncated_to_milliseconds(reply):
     assert redis_server_time_ms(reply) == 12_345
 
 
-def test_the_tolerance_is_written_down_once():
-    """No module compares an expiry with a number of its own; all take the constant."""
+def test_the_tolerance_is_written_in_one_place():
+    """No module compares an expiry with a literal number; all use the constant."""
     owners = {PACKAGE / "constants.py"}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -47,22 +47,22 @@ def test_the_tolerance_is_written_down_once():
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 names = {t.id for t in targets if isinstance(t, ast.Name)}
                 if any("TOLERANCE" in name for name in names):
-                    # A name for the same constant is fine; a number is not.
+                    # Another name of the same constant is allowed; a number is not.
                     assert path in owners or "TIME_TOLERANCE_MS" in ast.dump(node), path
 
 
-def test_no_script_knows_the_tolerance_or_the_guard_by_heart():
+def test_no_script_contains_the_tolerance_or_the_cleanup_guard():
     for script in (PACKAGE / "redis" / "lua").glob("*.lua"):
         code = [line.split("--")[0] for line in script.read_text("utf-8").splitlines()]
         numbers = " ".join(code)
         assert "2000" not in numbers, script.name
-        # 1000 turns seconds into milliseconds and back, and nothing else.
+        # 1000 may occur only to convert between seconds and milliseconds.
         assert numbers.count("1000") == 2 * numbers.count(
             "time[1] * 1000 + math.floor(time[2] / 1000)"
         )
 
 
-def test_the_holders_clock_goes_on_and_counts_milliseconds():
+def test_the_holders_clock_runs_and_counts_milliseconds():
     before, monotonic = holder_clock_ms(), time.monotonic()
     while time.monotonic() - monotonic < 0.01:
         pass

@@ -1,4 +1,4 @@
-"""The helpers to look at locks: the same for blocking and asyncio, over fakeredis."""
+"""The functions that look up locks: the same for blocking and asyncio, over fakeredis."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def run_async(server, helper, *arguments, **options):
 
 
 @pytest.mark.parametrize("helper", HELPERS)
-def test_the_asyncio_helper_answers_like_the_blocking_one(server, backend, lock, helper):
+def test_the_asyncio_function_returns_the_same_as_the_blocking_one(server, backend, lock, helper):
     blocking = getattr(syncguard, helper)(backend, subject(helper, lock))
     assert blocking
     assert run_async(server, helper, subject(helper, lock)) == blocking
 
 
 @pytest.mark.parametrize("helper", HELPERS)
-def test_every_helper_can_be_aborted(server, backend, lock, helper):
+def test_every_lookup_function_can_be_aborted(server, backend, lock, helper):
     signal = threading.Event()
     signal.set()
     for run in (
@@ -66,12 +66,12 @@ def test_every_helper_can_be_aborted(server, backend, lock, helper):
 
 
 @pytest.mark.parametrize("helper", ["get_by_key", "get_by_id"])
-def test_without_raw_in_its_name_a_helper_gives_nothing_raw(backend, lock, helper):
+def test_a_function_without_raw_in_its_name_returns_no_raw_identifier(backend, lock, helper):
     assert type(getattr(syncguard, helper)(backend, subject(helper, lock))) is LockInfo
 
 
 @pytest.mark.parametrize("helper", ["get_by_key_raw", "get_by_id_raw"])
-def test_the_raw_record_shows_its_identifiers_only_when_asked(backend, lock, helper):
+def test_the_raw_record_has_the_identifiers_but_does_not_print_them(backend, lock, helper):
     raw = getattr(syncguard, helper)(backend, subject(helper, lock))
     assert type(raw) is LockInfoDebug
     assert (raw.key, raw.lock_id) == ("k", lock.lock_id)

@@ -1,4 +1,4 @@
-"""Errors: a class for each code, a context that does not show itself, texts that help."""
+"""Errors: a class for each code, a context that is not printed, texts that help."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_each_code_has_a_class_of_its_own_under_lock_error(code):
 
 
 @pytest.mark.parametrize("code", ERROR_CODES)
-def test_an_error_made_by_its_code_is_of_the_class_of_that_code(code):
+def test_an_error_created_by_its_code_has_the_class_of_that_code(code):
     kind = getattr(syncguard, code)
     context = ErrorContext("the key")
     for error in (LockError(code, "text", context), LockError(code=code, message="text")):
@@ -76,23 +76,23 @@ def test_an_error_is_caught_by_its_class_and_by_no_other():
     assert not isinstance(LockError("AcquisitionTimeout"), syncguard.NetworkTimeout)
 
 
-class MadeByUsers(LockError):
-    """A subclass with a code that is chosen when it is made."""
+class UserError(LockError):
+    """A subclass whose code is an argument."""
 
 
-class AlsoMadeByUsers(syncguard.AcquisitionTimeout):
+class UserTimeout(syncguard.AcquisitionTimeout):
     """A subclass of the class of a code."""
 
 
 def test_subclasses_of_users_keep_their_class():
-    error = MadeByUsers("Internal", "text")
-    assert (type(error), error.code, str(error)) == (MadeByUsers, "Internal", "text")
-    assert repr(error) == "MadeByUsers('Internal', 'text')"
-    assert type(AlsoMadeByUsers("text")) is AlsoMadeByUsers
-    assert AlsoMadeByUsers().code == "AcquisitionTimeout"
+    error = UserError("Internal", "text")
+    assert (type(error), error.code, str(error)) == (UserError, "Internal", "text")
+    assert repr(error) == "UserError('Internal', 'text')"
+    assert type(UserTimeout("text")) is UserTimeout
+    assert UserTimeout().code == "AcquisitionTimeout"
 
 
-def test_an_unknown_code_cannot_be_made():
+def test_an_unknown_code_raises_value_error():
     with pytest.raises(ValueError, match="not an error code"):
         LockError("Oops")
 
@@ -105,7 +105,7 @@ def test_a_text_and_a_context_are_kept():
     assert error.context.cause is cause
 
 
-def test_neither_the_error_nor_its_context_prints_what_it_was_about():
+def test_neither_the_error_nor_its_context_prints_identifiers():
     error = LockError("Internal", context=ErrorContext("the key", "the id", OSError("the cause")))
     for shown in (repr(error), str(error), repr(error.context), str(error.context)):
         assert "the " not in shown.replace("the lock", "")
@@ -123,7 +123,7 @@ def test_lock_lost_needs_no_arguments_and_is_a_lock_error():
 
 
 def through_a_result_store(error: LockError) -> LockError:
-    """As Celery does with JSON: the class by its module and name, called with the arguments."""
+    """As Celery does with JSON: find the class by module and name, call it with ``args``."""
     kind, args = type(error), list(error.args)
     return getattr(__import__(kind.__module__, fromlist=[""]), kind.__name__)(*args)
 
@@ -139,20 +139,20 @@ def through_a_result_store(error: LockError) -> LockError:
     ids=["pickle", "copy", "deepcopy", "result store"],
 )
 @pytest.mark.parametrize("code", ERROR_CODES)
-def test_errors_travel_between_processes(travel, code):
+def test_errors_can_be_sent_between_processes(travel, code):
     for error in (LockError(code, "the text"), getattr(syncguard, code)("the text")):
         arrived = travel(error)
         assert type(arrived) is getattr(syncguard, code)
         assert (arrived.code, str(arrived)) == (code, "the text")
 
 
-@pytest.mark.parametrize("error", [MadeByUsers("Internal", "x"), AlsoMadeByUsers("x")], ids=repr)
-def test_errors_of_users_travel_too(error):
+@pytest.mark.parametrize("error", [UserError("Internal", "x"), UserTimeout("x")], ids=repr)
+def test_errors_of_users_can_be_pickled_too(error):
     arrived = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(arrived) is type(error)
     assert (arrived.code, str(arrived)) == (error.code, "x")
 
 
-def test_the_context_stays_behind_when_an_error_travels():
+def test_a_pickled_error_has_no_context():
     error = LockError("Internal", context=ErrorContext("key", "id", OSError()))
     assert pickle.loads(pickle.dumps(error)).context == ErrorContext()  # noqa: S301

@@ -1,4 +1,4 @@
-"""Keys are made from the arguments as the function sees them, or not at all."""
+"""Keys are made from the bound arguments of a call, or an error is raised."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_positional_and_named_arguments_give_the_same_key():
     assert find(7, "USD") == find(currency="USD", invoice=7) == "invoice:7:USD"
 
 
-def test_a_template_reaches_attributes_and_items():
+def test_a_template_can_use_attributes_and_items():
     find = key_of("{invoice.customer.pk}:{note[id]}:{lines[0]}", settle)
     invoice = SimpleNamespace(customer=SimpleNamespace(pk=3))
     assert find(invoice, "EUR", "first", note={"id": 9}) == "3:9:first"
 
 
-def test_a_template_reaches_what_comes_as_further_keywords():
+def test_a_template_can_use_extra_keyword_arguments():
     assert key_of("{tenant}", settle)(7, tenant="acme") == "acme"
 
 
@@ -76,7 +76,7 @@ def test_a_key_can_be_made_by_a_function_of_the_same_arguments():
         "invoice}",
     ],
 )
-def test_anything_else_is_refused_when_decorating(template):
+def test_an_invalid_template_is_refused_when_decorating(template):
     with pytest.raises(LockError, match="key template") as raised:
         key_of(template, settle)
     assert raised.value.code == "InvalidArgument"
@@ -87,13 +87,13 @@ def test_an_argument_that_does_not_exist_is_refused_when_decorating():
         key_of("{nope}", lambda invoice: invoice)
 
 
-def test_what_is_neither_template_nor_function_is_refused():
+def test_a_key_that_is_neither_a_template_nor_a_function_is_refused():
     with pytest.raises(LockError, match="a template such as"):
         key_of(7, settle)
 
 
 @pytest.mark.parametrize("template", ["{invoice.pk}", "{invoice[pk]}", "{tenant}"])
-def test_a_call_whose_arguments_do_not_have_it_is_refused_without_their_values(template):
+def test_a_missing_attribute_or_item_is_an_error_without_the_values(template):
     with pytest.raises(LockError, match="no key can be made") as raised:
         key_of(template, settle)("hunter2")
     assert raised.value.code == "InvalidArgument"
@@ -110,7 +110,7 @@ def test_the_name_of_an_argument_may_begin_with_an_underscore():
     assert key_of("{_private}", lambda _private: None)(7) == "7"
 
 
-def test_a_partial_has_the_arguments_that_are_left():
+def test_a_template_for_a_partial_uses_the_remaining_arguments():
     def of_method(this, invoice): ...
 
     partial = functools.partial(of_method, "self")
@@ -128,7 +128,7 @@ def of_o(o):
 
 
 def pay(invoice_id, region="eu", *more, urgent=False, **extra):
-    """What the keys below are made for."""
+    """The function of the calls below."""
 
 
 def test_positions_names_and_defaults_make_the_same_key():
@@ -142,22 +142,22 @@ def test_positions_names_and_defaults_make_the_same_key():
     assert set(calls) == {"invoice:42:eu"}
 
 
-def test_attributes_and_items_are_reached():
+def test_nested_attributes_and_items_can_be_used():
     order = SimpleNamespace(customer=SimpleNamespace(id=7), lines=[{"sku": "a"}])
     assert key("{o.customer.id}:{o.lines[0][sku]}", of_o, order) == "7:a"
 
 
-def test_extra_arguments_are_there_by_name():
+def test_extra_arguments_can_be_used_by_name():
     assert key("{tenant}", pay, 1, tenant="acme") == "acme"
     assert key("{more[0]}", pay, 1, "eu", "third") == "third"
 
 
-def test_braces_can_be_written():
+def test_double_braces_make_a_literal_brace():
     assert key("{{{invoice_id}}}", pay, 1) == "{1}"
 
 
 @pytest.mark.parametrize("field", ["{o.missing}", "{o[99]}", "{o[name]}"])
-def test_what_is_not_there_is_an_error_that_shows_no_argument(field):
+def test_a_missing_field_is_an_error_that_shows_no_argument(field):
     with pytest.raises(LockError) as refused:
         key(field, of_o, "a secret")
     assert refused.value.code == "InvalidArgument"
@@ -165,15 +165,15 @@ def test_what_is_not_there_is_an_error_that_shows_no_argument(field):
     assert refused.value.__cause__ is None
 
 
-def test_an_object_without_a_text_of_its_own_makes_no_key():
-    # Its text would be its address: another key in every process, and so no lock at all.
+def test_an_object_with_the_default_text_makes_no_key():
+    # Its text would be its address: every process would lock another key.
     with pytest.raises(
         LockError, match=r"has no stable string form; use a field of it, e\.g\. {o\.id}\."
     ):
         key("{o}", of_o, object())
 
 
-def test_a_text_that_raises_makes_no_key():
+def test_an_object_whose_str_raises_makes_no_key():
     class Rude:
         def __str__(self):
             raise RuntimeError("secret")
@@ -182,14 +182,14 @@ def test_a_text_that_raises_makes_no_key():
         key("{o}", of_o, Rude())
 
 
-def test_a_key_that_the_lock_would_refuse_is_refused_here():
+def test_a_template_that_makes_an_invalid_key_is_an_error():
     with pytest.raises(LockError):
         key("{o}", of_o, "")
     with pytest.raises(LockError):
         key("{o}", of_o, "x" * 600)
 
 
-def test_arguments_that_do_not_fit_are_a_type_error_as_in_any_call():
+def test_arguments_that_do_not_fit_raise_type_error_like_any_call():
     with pytest.raises(TypeError, match="invoice_id"):
         key("{invoice_id}", pay)
 
@@ -220,20 +220,20 @@ def test_a_callable_that_returns_something_else_is_an_error():
         key(lambda **_: 42, pay, 42)
 
 
-def test_an_error_in_the_callable_is_its_own():
+def test_an_error_in_the_callable_is_raised_unchanged():
     with pytest.raises(ZeroDivisionError):
         key(lambda **_: 1 / 0, pay, 42)
 
 
 def plain(a, b=2, c=3):
-    """A function of the common kind."""
+    """A function with plain parameters."""
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [((1,), {}), ((1, 5), {"c": 6}), ((), {"a": 1}), ((), {"c": 1, "a": 2}), ((1, 2, 3), {})],
 )
-def test_the_quick_binding_is_that_of_inspect(args, kwargs):
+def test_the_fast_binding_equals_that_of_inspect(args, kwargs):
     slow = inspect.signature(plain).bind(*args, **kwargs)
     slow.apply_defaults()
     quick = Binder(plain).bind(args, kwargs)
@@ -258,7 +258,7 @@ class Level(enum.IntEnum):
 
 
 @pytest.mark.parametrize(("given", "sent"), [(Kind.RED, "red"), (Level.HIGH, 3)])
-def test_a_member_of_an_enumeration_is_what_a_worker_gets_of_it(given, sent):
+def test_an_enum_member_has_the_text_that_a_worker_receives(given, sent):
     def paint(kind): ...
 
     assert key("{kind}", paint, given) == key("{kind}", paint, sent)
@@ -268,19 +268,19 @@ def test_a_member_of_an_enumeration_is_what_a_worker_gets_of_it(given, sent):
     ("given", "received"),
     [((1, 2), [1, 2]), ([(1, "a")], [[1, "a"]]), ({1: (2,)}, {"1": [2]}), ({"a": 1}, {"a": 1})],
 )
-def test_a_collection_is_what_a_worker_gets_of_it(given, received):
+def test_a_collection_has_the_text_that_a_worker_receives(given, received):
     def sort(boxes): ...
 
     assert key("{boxes}", sort, given) == key("{boxes}", sort, received) == str(received)
 
 
-def test_a_collection_that_does_not_travel_as_json_is_its_text():
+def test_a_collection_that_json_cannot_encode_has_its_own_text():
     def sort(boxes): ...
 
     assert key("{boxes}", sort, [1j]) == "[1j]"
 
 
-def test_a_parameter_comes_before_an_extra_argument_of_its_name():
+def test_a_parameter_overrides_an_extra_argument_of_the_same_name():
     def function(x, /, **more): ...
 
     assert key("{x}", function, 1, x=2) == "1"
@@ -297,7 +297,7 @@ class Named:
 
 
 class Record(Named):
-    """Such as a Django model: its text is a name for people."""
+    """Like a Django model: its text is a display name."""
 
     pk = 7
 
@@ -329,11 +329,11 @@ NOW = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)
         ({uuid.UUID(int=7): (1,)}, "{UUID('00000000-0000-0000-0000-000000000007'): [1]}"),
     ],
 )
-def test_a_value_has_the_text_of_what_a_worker_gets(given, text):
+def test_a_value_has_the_text_that_a_worker_receives(given, text):
     assert key_of("{x}", of_x)(given) == text
 
 
-def test_an_object_that_says_what_travels_has_the_text_of_that():
+def test_an_object_with_a_json_method_has_the_text_of_its_result():
     class Money:
         def __json__(self):
             return (5, "EUR")
@@ -357,7 +357,7 @@ def test_an_object_that_says_what_travels_has_the_text_of_that():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_no_stable_text_makes_no_key(value):
+def test_a_value_without_a_stable_text_makes_no_key(value):
     with pytest.raises(
         LockError, match=r"{x} has no stable string form; .* e.g. {x.id}\."
     ) as caught:

@@ -40,7 +40,7 @@ def refused(function, *arguments):
 
 
 @given(TEXT)
-def test_a_normalised_key_is_in_nfc_and_stays_as_it_is(key):
+def test_a_normalised_key_is_in_nfc_and_normalising_again_changes_nothing(key):
     try:
         normalized = normalize_and_validate_key(key)
     except LockError:
@@ -51,7 +51,7 @@ def test_a_normalised_key_is_in_nfc_and_stays_as_it_is(key):
 
 
 @given(TEXT.filter(lambda key: len(key) < 100))
-def test_equal_texts_in_any_form_are_one_key(key):
+def test_texts_that_are_equal_in_nfc_are_one_key(key):
     forms = {unicodedata.normalize(form, key) for form in ("NFC", "NFD")}
     assert len({normalize_and_validate_key(form) for form in forms}) == 1
 
@@ -81,11 +81,11 @@ def test_composition_of_four_code_points_into_one_still_fits():
 
 
 @pytest.mark.parametrize("key", ["", None, 1, 1.5, True, b"key", ["key"], ...], ids=repr)
-def test_what_is_no_text_is_no_key(key):
+def test_a_key_that_is_empty_or_no_text_is_refused(key):
     refused(normalize_and_validate_key, key)
 
 
-def test_a_lone_surrogate_is_no_key_and_the_error_does_not_carry_it():
+def test_a_lone_surrogate_is_refused_and_the_error_does_not_contain_it():
     with pytest.raises(LockError) as caught:
         normalize_and_validate_key("secret\ud800")
     assert caught.value.code == "InvalidArgument"
@@ -99,7 +99,7 @@ def test_the_error_names_the_rule_and_not_the_key(key):
 
 
 def test_a_key_that_is_far_too_long_is_refused_before_it_is_normalised(monkeypatch):
-    """Normalising megabytes is work that a stranger could give us."""
+    """Else an attacker could make the server normalise megabytes."""
 
     def normalize(_form, _text):
         raise AssertionError("the key was normalised")
@@ -162,7 +162,7 @@ def test_colons_at_the_end_of_the_prefix_do_not_count(prefix, made):
     assert make_storage_key(prefix, "k", 1000, 26) == made
 
 
-def test_a_prefix_beside_which_not_even_a_hash_fits_is_refused():
+def test_a_prefix_that_leaves_no_room_for_a_hash_is_refused():
     assert make_storage_key("p" * 951, "k" * 512, 1000, 26).startswith("p" * 951 + ":")
     refused(make_storage_key, "p" * 952, "k" * 512, 1000, 26)
     refused(make_storage_key, "p" * 980, "k", 1000, 26)
@@ -201,7 +201,7 @@ def test_a_hash_does_not_depend_on_the_form_of_the_text(value):
     assert hash_key(unicodedata.normalize("NFD", value)) == hash_key(value)
 
 
-def test_a_hash_goes_over_utf_16_code_units():
+def test_a_hash_is_computed_over_utf_16_code_units():
     # One letter, two units: U+1F512 is D83D DD12.
     expected = [0, 0, 0]
     for unit in (0xD83D, 0xDD12):
@@ -252,7 +252,7 @@ def test_every_22_base64url_letters_are_a_lock_id(lock_id):
 
 
 @given(st.text(max_size=30).filter(lambda t: not re.fullmatch(r"[A-Za-z0-9_-]{22}", t)))
-def test_everything_else_is_none(text):
+def test_other_text_is_not_a_lock_id(text):
     refused(validate_lock_id, text)
 
 
@@ -285,7 +285,7 @@ def test_a_ttl_is_a_whole_number_of_milliseconds(ttl_ms):
 @pytest.mark.parametrize(
     "ttl_ms", [0, -1, 1.0, True, "1", None, float("nan"), MAX_TTL_MS + 1, 10**40], ids=repr
 )
-def test_anything_else_is_no_ttl(ttl_ms):
+def test_other_values_are_refused_as_a_ttl(ttl_ms):
     assert refused(validate_ttl_ms, ttl_ms, "max_hold_ms").startswith("max_hold_ms")
 
 
@@ -295,7 +295,7 @@ def test_a_label_is_short_printable_text_or_nothing(holder):
 
 
 @pytest.mark.parametrize("holder", ["", "a\nb", "a\tb", "\x1b[31m", "h" * 257, "é" * 129, 7, b"h"])
-def test_anything_else_is_no_label(holder):
+def test_other_values_are_refused_as_a_label(holder):
     refused(validate_holder, holder)
 
 
@@ -310,5 +310,5 @@ def test_comparing_fences_compares_their_numbers(one, other):
 
 
 @pytest.mark.parametrize("value", [-1, 10**15, 1.0, True, "1", None], ids=repr)
-def test_what_does_not_fit_15_digits_is_no_fence(value):
+def test_a_number_that_does_not_fit_15_digits_is_refused_as_a_fence(value):
     refused(format_fence, value)

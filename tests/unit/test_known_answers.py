@@ -1,4 +1,4 @@
-"""The pure functions give the answers that every implementation of SyncGuard gives."""
+"""The pure functions return the same results as every other implementation of SyncGuard."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def test_the_fence_is_the_known_one(answer):
     assert format_fence(answer["value"]) == answer["fence"]
 
 
-def test_no_kind_of_answer_is_left_out():
+def test_every_kind_of_known_answer_is_tested():
     assert set(ANSWERS) == {"hash_key", "make_storage_key", "format_fence"}

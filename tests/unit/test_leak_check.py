@@ -1,4 +1,4 @@
-"""The search for leaks after each test finds each kind of them."""
+"""The leak check after each test finds each kind of leak."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from leak_check import LeftOpenError, found_open_by_the_collector, pytest_runtest_teardown
+from leak_check import LeftOpenError, open_objects_in_garbage, pytest_runtest_teardown
 
 
-class Knot:
-    """Refers to itself: only the collector frees it, and what it has."""
+class Cycle:
+    """Refers to itself: only the garbage collector frees it and what it refers to."""
 
     def __init__(self, thing: object) -> None:
         self.thing = thing
@@ -19,46 +19,44 @@ class Knot:
 
 
 def socket_left_open(_server):
-    Knot(socket.socket())
+    Cycle(socket.socket())
 
 
 def file_left_open(_server):
-    Knot(Path(__file__).open())  # noqa: SIM115 - that is the point
+    Cycle(Path(__file__).open())  # noqa: SIM115 - left open on purpose
 
 
 def loop_left_open(_server):
-    Knot(asyncio.new_event_loop())
+    Cycle(asyncio.new_event_loop())
 
 
 def client_left_open(server):
     client = server.client()
     client.ping()
-    Knot(client)
+    Cycle(client)
 
 
 LEAKS = [socket_left_open, file_left_open, loop_left_open, client_left_open]
 
 
 @pytest.mark.parametrize("leave", LEAKS)
-def test_what_is_left_open_is_found(leave, syncguard_redis):
-    assert found_open_by_the_collector() == []
+def test_each_kind_of_leak_is_found(leave, syncguard_redis):
+    assert open_objects_in_garbage() == []
     leave(syncguard_redis)
-    (first, *_) = found_open_by_the_collector()
+    (first, *_) = open_objects_in_garbage()
     assert first.startswith("unclosed")
 
 
 def test_a_client_that_was_closed_is_no_leak(syncguard_redis):
     with syncguard_redis.client() as client:
         client.ping()
-        Knot(client)
+        Cycle(client)
     del client
-    assert found_open_by_the_collector() == []
+    assert open_objects_in_garbage() == []
 
 
 @pytest.mark.parametrize("is_last_of_its_module", [True, False])
-def test_the_test_that_left_it_is_the_one_that_fails(
-    request, syncguard_redis, is_last_of_its_module
-):
+def test_the_test_that_leaked_fails(request, syncguard_redis, is_last_of_its_module):
     client_left_open(syncguard_redis)
     node = request.node
     teardown = pytest_runtest_teardown(node, None if is_last_of_its_module else node)

@@ -1,4 +1,4 @@
-"""The options of lock(), checked when it is made, and what leaving its block comes to."""
+"""The options of lock(), checked at once, and the decisions at the end of its block."""
 
 from __future__ import annotations
 
@@ -72,15 +72,15 @@ def refused(**options):
     ],
     ids=lambda options: next(reversed(options)) + " " + repr(options)[-20:],
 )
-def test_a_bad_option_is_refused_when_the_lock_is_made(options):
+def test_an_invalid_option_is_refused_when_lock_is_called(options):
     refused(**options)
 
 
-def test_a_longest_hold_without_renewal_says_what_it_needs():
+def test_max_hold_ms_without_auto_extend_is_refused_with_a_hint():
     assert "auto_extend=True" in refused(max_hold_ms=1_000)
 
 
-def test_a_signal_that_is_set_already_is_no_bad_option():
+def test_a_signal_that_is_set_already_is_a_valid_option():
     signal = threading.Event()
     signal.set()
     assert Options(**DEFAULTS | {"signal": signal}).signal is signal
@@ -90,11 +90,11 @@ def test_a_signal_that_is_set_already_is_no_bad_option():
     ("options", "watched"),
     [({}, False), ({"auto_extend": True}, True), ({"on_lost": print}, True)],
 )
-def test_the_heartbeat_watches_what_is_to_be_extended_or_told(options, watched):
+def test_the_heartbeat_watches_a_lock_with_auto_extend_or_on_lost(options, watched):
     assert Options(**DEFAULTS | options).watched is watched
 
 
-def test_the_locks_own_callback_comes_before_the_backends():
+def test_the_callback_of_the_lock_overrides_that_of_the_backend():
     theirs, mine = Disposal(on_release_error=print, timeout_ms=70), lambda *_: None
     assert Options(**DEFAULTS).disposal_of(theirs, held()) == theirs
     chosen = Options(**DEFAULTS | {"on_release_error": mine}).disposal_of(theirs, held())
@@ -102,7 +102,7 @@ def test_the_locks_own_callback_comes_before_the_backends():
 
 
 @pytest.mark.parametrize(("backends", "chosen"), [(None, 1_000), (70, 70), (5_000, 1_000)])
-def test_releasing_a_lost_lock_is_not_tried_for_long(backends, chosen):
+def test_releasing_a_lost_lock_takes_at_most_one_second(backends, chosen):
     disposal = Options(**DEFAULTS).disposal_of(Disposal(timeout_ms=backends), held(LONG_AGO))
     assert disposal.timeout_ms == chosen
 
@@ -118,14 +118,14 @@ def test_releasing_a_lost_lock_is_not_tried_for_long(backends, chosen):
         (False, True, None, True),
     ],
 )
-def test_a_lock_was_lost_if_it_was_known_or_not_found_or_nobody_can_say(
+def test_a_lock_was_lost_if_known_or_not_found_or_past_its_deadline_without_an_answer(
     known_lost, past_deadline, released, lost
 ):
     lock = held(LONG_AGO if past_deadline else FAR_FUTURE)
     assert was_lost(lock, known_lost, released) is lost
 
 
-def test_the_error_for_a_lost_lock_carries_the_identifiers_and_shows_none():
+def test_the_error_for_a_lost_lock_has_the_identifiers_but_prints_none():
     error = lock_lost("the-key", held())
     assert (error.context.key, error.context.lock_id) == ("the-key", "A" * 22)
     assert "the-key" not in repr(error) + str(error)
@@ -136,7 +136,7 @@ def test_the_context_of_a_failed_release_says_that_it_was_a_lock_block():
     assert (context.key, context.lock_id, context.source) == ("k", "A" * 22, "lock")
 
 
-def test_a_grant_that_was_longer_under_way_than_its_ttl_came_too_late():
+def test_a_grant_that_arrives_after_its_ttl_is_too_late():
     late = Grant("A" * 22, "0" * 15, 0, "k", 10, holder_clock_ms() - 10, Disposal())
     in_time = Grant("A" * 22, "0" * 15, 0, "k", 10**6, holder_clock_ms(), Disposal())
     assert granted_too_late(late)
@@ -176,7 +176,9 @@ def test_a_generator_cannot_be_decorated(function, wants_async):
     ("function", "wants_async", "hint"),
     [(coroutine, False, "syncguard.aio.lock"), (plain, True, "syncguard.lock")],
 )
-def test_the_wrong_kind_of_function_gets_a_hint_at_the_right_lock(function, wants_async, hint):
+def test_the_wrong_kind_of_function_is_refused_with_a_hint_at_the_right_lock(
+    function, wants_async, hint
+):
     with pytest.raises(LockError, match=hint):
         check_decorated(function, wants_async=wants_async)
 
@@ -186,8 +188,8 @@ def test_the_right_kind_of_function_can_be_decorated():
     check_decorated(coroutine, wants_async=True)
 
 
-class Ways:
-    """How an object can be called."""
+class Calls:
+    """Kinds of ``__call__``."""
 
     async def coroutine(self): ...
 
@@ -201,12 +203,12 @@ class Ways:
 
 
 def called_as(name):
-    return type("Job", (), {"__call__": getattr(Ways, name)})()
+    return type("Job", (), {"__call__": getattr(Calls, name)})()
 
 
 @pytest.mark.parametrize("wants_async", [False, True])
 @pytest.mark.parametrize("name", ["generator", "async_generator"])
-def test_an_object_that_is_called_as_a_generator_cannot_be_decorated(name, wants_async):
+def test_an_object_whose_call_is_a_generator_cannot_be_decorated(name, wants_async):
     for function in (called_as(name), partial(called_as(name))):
         with pytest.raises(LockError, match="inside it"):
             check_decorated(function, wants_async=wants_async)
@@ -216,7 +218,7 @@ def test_an_object_that_is_called_as_a_generator_cannot_be_decorated(name, wants
     ("name", "wants_async", "hint"),
     [("coroutine", False, "syncguard.aio.lock"), ("plain", True, "syncguard.lock")],
 )
-def test_an_object_is_judged_by_how_it_is_called(name, wants_async, hint):
+def test_an_object_is_checked_by_its_call_method(name, wants_async, hint):
     for function in (called_as(name), partial(called_as(name))):
         with pytest.raises(LockError, match=hint):
             check_decorated(function, wants_async=wants_async)
@@ -224,7 +226,7 @@ def test_an_object_is_judged_by_how_it_is_called(name, wants_async, hint):
 
 
 def logged(function):
-    """A plain decorator, as there are many: it hides what it wraps."""
+    """A common plain decorator: it hides the kind of function that it wraps."""
 
     @wraps(function)
     def wrapper(*args):
@@ -233,7 +235,7 @@ def logged(function):
     return wrapper
 
 
-def test_an_async_def_under_a_plain_decorator_gets_a_hint_at_their_order():
+def test_an_async_def_under_a_plain_decorator_is_refused_with_a_hint_at_the_order():
     with pytest.raises(LockError, match=r"put syncguard\.aio\.lock below"):
         check_decorated(logged(coroutine), wants_async=True)
 
@@ -246,7 +248,7 @@ def test_an_async_def_under_a_plain_decorator_gets_a_hint_at_their_order():
         (async_generator, "inside it"),
     ],
 )
-def test_what_a_plain_decorator_hides_is_refused_when_it_is_returned(function, hint):
+def test_a_coroutine_or_generator_that_a_plain_decorator_returns_is_refused(function, hint):
     backend = blocking_backend()
     decorated = lock(backend, "k")(logged(function))
     with pytest.raises(LockError, match=hint) as caught:
@@ -259,7 +261,7 @@ def test_what_a_plain_decorator_hides_is_refused_when_it_is_returned(function, h
     ("function", "hint"),
     [(coroutine, "await it"), (generator, "inside it"), (async_generator, "inside it")],
 )
-def test_what_an_async_decorator_hides_is_refused_when_it_is_returned(function, hint):
+def test_a_coroutine_or_generator_that_an_async_decorator_returns_is_refused(function, hint):
     @wraps(function)
     async def wrapper():
         return function()
@@ -304,7 +306,7 @@ def its_kind(wants_async):
 
 @pytest.mark.parametrize("wants_async", [False, True])
 @pytest.mark.parametrize("mistaken", [None, "redis://:secret@host", fakeredis.FakeRedis(), 42])
-def test_what_is_no_backend_is_named_and_a_backend_shown(mistaken, wants_async):
+def test_an_object_that_is_not_a_backend_is_refused_with_an_example(mistaken, wants_async):
     with pytest.raises(LockError, match=f"such as {its_kind(wants_async)}") as caught:
         check_backend(mistaken, wants_async=wants_async)
     assert caught.value.code == "InvalidArgument"
@@ -312,7 +314,7 @@ def test_what_is_no_backend_is_named_and_a_backend_shown(mistaken, wants_async):
     assert "secret" not in str(caught.value)
 
 
-def test_the_class_of_a_backend_is_no_backend():
+def test_the_class_of_a_backend_is_refused_as_a_backend():
     with pytest.raises(LockError, match=r"the class RedisBackend; .* RedisBackend\(client\)"):
         check_backend(RedisBackend, wants_async=False)
 
@@ -331,10 +333,10 @@ def asyncio_backend():
         lambda: lock(asyncio_backend(), "k"),
         lambda: with_telemetry(asyncio_backend(), print),
         lambda: lock(aio.with_telemetry(asyncio_backend(), print), "k"),
-        lambda: lock(Stranger(), "k"),
+        lambda: lock(ThirdParty(), "k"),
     ],
 )
-def test_a_backend_for_asyncio_is_sent_to_the_names_for_asyncio(use):
+def test_an_asyncio_backend_in_blocking_code_is_refused_with_a_hint(use):
     with pytest.raises(LockError, match=r"use syncguard\.aio"):
         use()
 
@@ -347,36 +349,36 @@ def test_a_backend_for_asyncio_is_sent_to_the_names_for_asyncio(use):
         lambda: aio.lock(with_telemetry(blocking_backend(), print), "k"),
     ],
 )
-def test_a_blocking_backend_is_sent_to_the_names_that_block(use):
+def test_a_blocking_backend_in_asyncio_code_is_refused_with_a_hint(use):
     with pytest.raises(LockError, match="for a blocking one use syncguard"):
         use()
 
 
-class Stranger:
-    """A backend that is not ours, for asyncio."""
+class ThirdParty:
+    """A third-party asyncio backend."""
 
     async def acquire(self, *args, **kwargs): ...
 
 
 class Delegating:
-    """Another: its method is a plain one, and what it returns can be awaited."""
+    """A third-party backend with a plain method that may return an awaitable."""
 
     def acquire(self, *args, **kwargs): ...
 
 
-@pytest.mark.parametrize("backend", [Stranger(), Delegating(), asyncio_backend()])
-def test_a_strangers_backend_for_asyncio_is_taken_there(backend):
+@pytest.mark.parametrize("backend", [ThirdParty(), Delegating(), asyncio_backend()])
+def test_a_third_party_asyncio_backend_is_accepted(backend):
     check_backend(backend, wants_async=True)
 
 
 @pytest.mark.parametrize("backend", [Delegating(), MagicMock(), blocking_backend()])
-def test_a_strangers_blocking_backend_is_taken(backend):
+def test_a_third_party_blocking_backend_is_accepted(backend):
     check_backend(backend, wants_async=False)
 
 
 @pytest.mark.parametrize("kind", [RedisBackend, AsyncRedisBackend])
 @pytest.mark.parametrize("mistaken", [None, "redis://:secret@host"])
-def test_what_is_no_client_is_refused_with_a_hint_at_from_url(kind, mistaken):
+def test_an_object_that_is_not_a_client_is_refused_with_a_hint_at_from_url(kind, mistaken):
     with pytest.raises(LockError, match=rf"{kind.__name__}\.from_url") as caught:
         kind(mistaken)
     assert caught.value.code == "InvalidArgument"

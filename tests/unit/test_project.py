@@ -1,4 +1,4 @@
-"""The project's promises about itself: what it ships, what it imports, how it is tested."""
+"""The project itself: what it ships, what it imports, how it is tested."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def supported_pythons() -> list[str]:
     return [found.group(1) for found in versions if found]
 
 
-def test_the_readme_tests_the_project_with_one_line():
+def test_the_readme_has_one_command_that_runs_the_tests():
     assert "\n" not in readme_test_command()
 
 
-def test_ci_runs_the_line_of_the_readme():
+def test_ci_runs_the_command_of_the_readme():
     assert readme_test_command() in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_every_supported_python_is_tested_by_tox_and_looked_for_by_ci():
+def test_every_supported_python_is_tested_by_tox_and_ci():
     pythons = supported_pythons()
     factors = ",".join(version.replace(".", "") for version in pythons[:-1])
     assert f"py{{{factors}}}" in (ROOT / "tox.ini").read_text()
@@ -46,7 +46,7 @@ def test_every_supported_python_is_tested_by_tox_and_looked_for_by_ci():
     assert f"supported=({' '.join(pythons)})" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_the_package_says_that_it_is_typed():
+def test_the_package_is_marked_as_typed():
     assert resources.files("syncguard").joinpath("py.typed").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Text that prints without what is secret in it."""
+"""Strings whose ``repr`` hides secrets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MALFORMED = [
         *MALFORMED,
     ],
 )
-def test_an_address_prints_without_its_password(location):
+def test_the_repr_of_a_url_has_no_password(location):
     shown = repr(RedactedUrl(location)) + pprint.pformat(
         {"LOCATION": RedactedUrl(location)}, width=10
     )
@@ -39,7 +39,7 @@ def test_an_address_prints_without_its_password(location):
     assert "hunt" not in shown
 
 
-def test_an_address_is_still_the_text_that_was_written():
+def test_a_redacted_url_is_equal_to_the_original_text():
     location = RedactedUrl("redis://:hunter2@host/0")
     assert location == "redis://:hunter2@host/0"
     assert repr(location) == "'redis://host/0'"
@@ -54,10 +54,10 @@ def test_an_address_is_still_the_text_that_was_written():
         ("plain text", "********"),
     ],
 )
-def test_what_is_clear_of_a_url_is_shown(url, shown):
+def test_the_repr_of_a_url_shows_what_is_not_secret(url, shown):
     assert repr(RedactedUrl(url)) == repr(shown)
 
 
-def test_a_secret_prints_as_stars():
+def test_the_repr_of_a_secret_is_a_mask():
     assert repr((Secret("hunter2"),)) == "('********',)"
     assert Secret("hunter2") == "hunter2"

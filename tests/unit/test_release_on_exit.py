@@ -1,4 +1,4 @@
-"""Letting go quietly: never raises, never waits too long, and tells the callback or the log."""
+"""Release on exit: never raises, bounded time, errors go to the callback or the log."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RELEASED = ReleaseResult(True)
 
 
 class Blocking:
-    """Lets go through the blocking way."""
+    """Releases with the blocking method."""
 
     def __call__(self, disposal, release):
         return disposal.release(release, lambda: CONTEXT)
 
 
 class Asyncio:
-    """Lets go through the asyncio way."""
+    """Releases with the asyncio method."""
 
     def __call__(self, disposal, release):
         async def run():
@@ -37,7 +37,9 @@ class Asyncio:
         return asyncio.run(run())
 
 
-both_ways = pytest.mark.parametrize("let_go", [Blocking(), Asyncio()], ids=["blocking", "asyncio"])
+blocking_and_asyncio = pytest.mark.parametrize(
+    "release_with", [Blocking(), Asyncio()], ids=["blocking", "asyncio"]
+)
 
 
 def fails(error):
@@ -47,43 +49,43 @@ def fails(error):
     return release
 
 
-@both_ways
-def test_a_release_that_works_gives_its_result(let_go):
-    assert let_go(Disposal(), lambda: RELEASED) == RELEASED
-    assert let_go(Disposal(timeout_ms=60_000), lambda: RELEASED) == RELEASED
+@blocking_and_asyncio
+def test_a_successful_release_returns_its_result(release_with):
+    assert release_with(Disposal(), lambda: RELEASED) == RELEASED
+    assert release_with(Disposal(timeout_ms=60_000), lambda: RELEASED) == RELEASED
 
 
-@both_ways
+@blocking_and_asyncio
 @pytest.mark.parametrize("timeout_ms", [None, 60_000])
-def test_an_error_goes_to_the_callback_and_no_further(let_go, timeout_ms):
+def test_an_error_goes_to_the_callback_and_is_not_raised(release_with, timeout_ms):
     told, error = [], LockError("ServiceUnavailable")
     disposal = Disposal(lambda *about: told.append(about), timeout_ms)
-    assert let_go(disposal, fails(error)) is None
+    assert release_with(disposal, fails(error)) is None
     assert told == [(error, CONTEXT)]
 
 
-@both_ways
-def test_a_lock_that_was_gone_is_no_error(let_go):
+@blocking_and_asyncio
+def test_a_lock_that_did_not_exist_any_more_is_no_error(release_with):
     told = []
     gone = ReleaseResult(False)
-    assert let_go(Disposal(lambda *about: told.append(about)), lambda: gone) == gone
+    assert release_with(Disposal(lambda *about: told.append(about)), lambda: gone) == gone
     assert told == []
 
 
-@both_ways
-def test_a_callback_that_fails_is_logged_without_what_it_was_told(let_go, caplog):
+@blocking_and_asyncio
+def test_a_callback_that_fails_is_logged_without_its_arguments(release_with, caplog):
     def complain(_error, context):
         raise RuntimeError(f"cannot report {context.key}")
 
-    assert let_go(Disposal(complain), fails(LockError("Internal"))) is None
+    assert release_with(Disposal(complain), fails(LockError("Internal"))) is None
     assert "on_release_error" in caplog.text
     assert "the-key" not in caplog.text
 
 
-@both_ways
-def test_by_default_the_error_is_logged_without_key_and_lock_id(let_go, caplog):
+@blocking_and_asyncio
+def test_by_default_the_error_is_logged_without_key_and_lock_id(release_with, caplog):
     caplog.set_level(logging.DEBUG, "syncguard")
-    let_go(Disposal(), fails(LockError("NetworkTimeout", "no answer")))
+    release_with(Disposal(), fails(LockError("NetworkTimeout", "no answer")))
     [record] = caplog.records
     assert (record.name, record.levelno) == ("syncguard", logging.ERROR)
     assert "NetworkTimeout: no answer" in record.getMessage()
@@ -92,7 +94,7 @@ def test_by_default_the_error_is_logged_without_key_and_lock_id(let_go, caplog):
     assert "A" * 22 not in caplog.text
 
 
-def test_a_slow_release_is_given_up_and_goes_on_behind():
+def test_a_slow_release_times_out_and_continues_in_the_background():
     told, server_answers, finished = [], threading.Event(), threading.Event()
 
     def slow():
@@ -114,12 +116,12 @@ def no_more_threads(monkeypatch):
     monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
-def test_without_a_thread_to_be_had_the_release_runs_here(monkeypatch):
+def test_if_no_thread_can_start_the_release_runs_in_the_caller(monkeypatch):
     no_more_threads(monkeypatch)
     assert Disposal(timeout_ms=60_000).release(lambda: RELEASED, lambda: CONTEXT) == RELEASED
 
 
-def test_without_a_thread_to_be_had_a_failed_release_is_told_too(monkeypatch):
+def test_if_no_thread_can_start_a_failed_release_is_reported_too(monkeypatch):
     no_more_threads(monkeypatch)
     told, error = [], LockError("ServiceUnavailable")
     disposal = Disposal(lambda *about: told.append(about), timeout_ms=60_000)
@@ -127,7 +129,7 @@ def test_without_a_thread_to_be_had_a_failed_release_is_told_too(monkeypatch):
     assert told == [(error, CONTEXT)]
 
 
-def test_a_slow_release_is_given_up_in_asyncio_too():
+def test_a_slow_release_times_out_in_asyncio_too():
     told = []
 
     async def run():
@@ -148,7 +150,7 @@ def test_a_slow_release_is_given_up_in_asyncio_too():
     assert [error.code for error in told] == ["NetworkTimeout"]
 
 
-def test_a_slow_release_that_fails_behind_troubles_nobody():
+def test_a_slow_release_that_fails_in_the_background_is_ignored():
     async def run():
         server_answers = asyncio.Event()
 
@@ -164,7 +166,7 @@ def test_a_slow_release_that_fails_behind_troubles_nobody():
     asyncio.run(run(), debug=True)
 
 
-def test_a_cancellation_waits_for_the_release_and_then_goes_on():
+def test_a_cancellation_is_raised_after_the_release_has_finished():
     released = []
 
     async def run():
@@ -189,7 +191,7 @@ def test_a_cancellation_waits_for_the_release_and_then_goes_on():
     assert released == [True]
 
 
-def test_a_release_that_fails_while_its_task_is_cancelled_is_told_too():
+def test_a_release_that_fails_while_its_task_is_cancelled_is_reported_too():
     told = []
 
     async def run():
@@ -216,7 +218,7 @@ async def release_fails():
     raise LockError("ServiceUnavailable")
 
 
-def test_an_async_callback_runs_and_keeps_nobody_waiting():
+def test_an_async_callback_runs_in_the_background():
     async def run():
         may_end, told = asyncio.Event(), asyncio.Queue()
 
@@ -232,7 +234,7 @@ def test_an_async_callback_runs_and_keeps_nobody_waiting():
     asyncio.run(run())
 
 
-def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog):
+def test_an_async_callback_that_fails_is_logged_without_its_arguments(caplog):
     async def run():
         called = asyncio.Event()
 
@@ -248,7 +250,7 @@ def test_an_async_callback_that_fails_is_logged_without_what_it_was_told(caplog)
     assert "the-key" not in caplog.text
 
 
-def test_an_async_callback_that_blocking_code_cannot_run_is_an_error_in_the_log(caplog):
+def test_an_async_callback_in_blocking_code_is_logged_as_an_error(caplog):
     async def never_run(_error, _context): ...
 
     assert Disposal(never_run).release(fails(LockError("Internal")), lambda: CONTEXT) is None
@@ -273,7 +275,7 @@ def test_a_blocking_lock_refuses_an_async_callback():
 
 
 class TimeLimitError(Exception):
-    """What a task runner throws into whatever runs at the time."""
+    """A time limit of a task runner: raised at any point."""
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit, TimeLimitError])

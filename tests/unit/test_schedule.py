@@ -1,4 +1,4 @@
-"""When to extend which lock and when to give one up, with a clock of our own."""
+"""When to extend which lock and when a lock is lost, with a fake clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from syncguard._lock.held import Held
 from syncguard._lock.release_on_exit import Disposal
 
 TTL = 3_000
-START = 1e15  # far beyond the machine's own clock, which none of this may ask
+START = 1e15  # far beyond the real clock, which the schedule must not read
 
 
 def held(sent_at_ms=START, ttl_ms=TTL):
@@ -53,7 +53,7 @@ def test_a_lock_that_is_being_extended_is_not_due_again(schedule):
     assert schedule.take_due(START + 2_000) == ([], [])
 
 
-def test_the_next_third_counts_from_the_sending_of_the_last_request(schedule):
+def test_the_next_extension_is_due_a_third_of_the_ttl_after_the_last_request(schedule):
     beat = watch(schedule)
     schedule.take_due(START + 1_100)
     schedule.extended(beat, START + 1_100, 42)
@@ -61,7 +61,7 @@ def test_the_next_third_counts_from_the_sending_of_the_last_request(schedule):
     assert beat.held.expires_at_ms == 42
 
 
-def test_the_deadline_is_the_sending_of_the_last_successful_request_plus_the_ttl(schedule):
+def test_the_deadline_is_the_time_of_the_last_successful_request_plus_the_ttl(schedule):
     beat = watch(schedule)
     schedule.take_due(START + 1_000)
     schedule.extended(beat, START + 1_000, 42)
@@ -75,7 +75,7 @@ def test_a_failed_request_does_not_move_the_deadline(schedule):
     assert beat.held.deadline_ms == START + TTL
 
 
-def test_a_failed_request_is_tried_again_soon(schedule):
+def test_a_failed_request_is_retried_soon(schedule):
     beat = watch(schedule)
     schedule.take_due(START + 1_000)
     schedule.failed(beat, START + 1_500)
@@ -84,7 +84,7 @@ def test_a_failed_request_is_tried_again_soon(schedule):
 
 
 @pytest.mark.parametrize("ttl_ms", [1, 30, 500, 3_000, 3_600_000])
-def test_no_retry_is_endlessly_soon_or_late(schedule, ttl_ms):
+def test_a_retry_comes_after_10_to_250_ms(schedule, ttl_ms):
     beat = watch(schedule, ttl_ms=ttl_ms)
     schedule.failed(beat, START)
     assert 10 <= beat.due_ms - START <= 250
@@ -98,7 +98,7 @@ def test_a_lock_without_an_answer_is_lost_at_its_deadline_and_not_later(schedule
     assert (lost, due) == ([beat], [])
 
 
-def test_a_lock_is_lost_a_little_before_anybody_else_can_have_it(schedule):
+def test_a_lock_is_lost_shortly_before_anybody_else_can_acquire_it(schedule):
     beat = watch(schedule)
     assert START + TTL * 0.9 < beat.lost_at_ms < START + TTL
 
@@ -109,7 +109,7 @@ def test_a_lock_is_lost_only_once(schedule):
     assert schedule.take_due(START + 2 * TTL) == ([], [])
 
 
-def test_a_lock_that_fails_until_the_end_is_lost_at_the_deadline(schedule):
+def test_a_lock_whose_extensions_all_fail_is_lost_at_the_deadline(schedule):
     beat = watch(schedule)
     now = START
     while not (taken := schedule.take_due(now))[0]:
@@ -121,12 +121,12 @@ def test_a_lock_that_fails_until_the_end_is_lost_at_the_deadline(schedule):
     assert now <= START + TTL
 
 
-def test_a_process_that_slept_through_the_ttl_finds_its_lock_lost_and_not_due(schedule):
+def test_after_a_sleep_longer_than_the_ttl_a_lock_is_lost_and_not_due(schedule):
     beat = watch(schedule)
     assert schedule.take_due(START + 10 * TTL) == ([beat], [])
 
 
-def test_a_lock_that_was_let_go_is_neither_due_nor_lost(schedule):
+def test_a_released_lock_is_neither_due_nor_lost(schedule):
     beat = watch(schedule)
     beat.over = True
     assert schedule.next_ms() is None
@@ -134,7 +134,7 @@ def test_a_lock_that_was_let_go_is_neither_due_nor_lost(schedule):
 
 
 @pytest.mark.parametrize("late", ["extended", "failed"])
-def test_an_answer_that_comes_after_the_letting_go_changes_nothing(schedule, late):
+def test_an_answer_after_the_release_changes_nothing(schedule, late):
     beat = watch(schedule)
     schedule.take_due(START + 1_000)
     beat.over = True
@@ -146,13 +146,13 @@ def test_an_answer_that_comes_after_the_letting_go_changes_nothing(schedule, lat
     assert beat.held.deadline_ms == START + TTL
 
 
-def test_without_renewal_only_the_deadline_is_watched(schedule):
+def test_without_auto_extend_only_the_deadline_is_watched(schedule):
     beat = watch(schedule, renews=False)
     assert schedule.take_due(START + 2_000) == ([], [])
     assert schedule.take_due(START + TTL) == ([beat], [])
 
 
-def test_after_the_longest_hold_renewal_ends_and_the_lock_runs_out(schedule):
+def test_after_max_hold_ms_a_lock_is_not_extended_and_is_lost(schedule):
     beat = watch(schedule, max_hold_ms=2_500)
     for sent in (1_000, 2_000):
         assert schedule.take_due(START + sent) == ([], [beat])
@@ -161,7 +161,7 @@ def test_after_the_longest_hold_renewal_ends_and_the_lock_runs_out(schedule):
     assert schedule.take_due(START + 2_000 + TTL) == ([beat], [])
 
 
-def test_a_hold_shorter_than_the_first_third_is_never_renewed(schedule):
+def test_with_max_hold_ms_below_a_third_of_the_ttl_a_lock_is_never_extended(schedule):
     beat = watch(schedule, max_hold_ms=500)
     assert schedule.take_due(START + 2_900) == ([], [])
     assert schedule.take_due(START + TTL) == ([beat], [])
@@ -179,13 +179,13 @@ def test_locks_are_due_in_the_order_of_their_time(schedule):
     assert schedule.take_due(START + 3_000) == ([], [late])
 
 
-def test_all_that_is_due_is_taken_at_once(schedule):
+def test_all_due_locks_are_returned_together(schedule):
     beats = [watch(schedule) for _ in range(1_000)]
     assert schedule.take_due(START + 1_000) == ([], beats)
 
 
-def test_locks_that_were_let_go_do_not_pile_up(schedule):
-    """Short blocks under a long TTL: their time would come much later."""
+def test_entries_of_released_locks_do_not_accumulate(schedule):
+    """Short blocks with a long TTL: their heap entries would be due much later."""
     kept = watch(schedule)
     for _ in range(1_000):
         watch(schedule, ttl_ms=TTL * 1_000).over = True

@@ -1,4 +1,4 @@
-"""docs/spec-coverage.md tells the truth: every row names tests, and every test named exists."""
+"""docs/spec-coverage.md is correct: every row names tests, and every named test exists."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_every_requirement_names_tests_that_exist(row):
         assert name in defined_in(path), f"{path} has no {name}"
 
 
-def test_the_table_has_not_been_lost():
+def test_the_table_has_rows():
     assert len(rows()) > 120
 
 
-def test_no_test_hides_behind_another_of_the_same_name():
-    """Of two tests with one name in one place, only the last one runs."""
+def test_no_file_has_two_tests_of_the_same_name():
+    """Of two tests with the same name in one file, only the last one runs."""
     folders = ("tests/unit", "tests/redis", "tests/conformance", "syncguard/testing/conformance")
     for path in (path for folder in folders for path in (ROOT / folder).glob("*.py")):
         tree = ast.parse(path.read_text("utf-8"))
@@ -70,8 +70,8 @@ def test_no_test_hides_behind_another_of_the_same_name():
             assert len(names) == len(set(names)), path
 
 
-def test_no_test_of_the_suite_hides_behind_another_part_of_it():
-    """The parts are joined in one class: a name in two of them would run once."""
+def test_no_two_parts_of_the_conformance_suite_have_a_test_of_the_same_name():
+    """One class inherits all parts: a name that occurs in two of them would run once."""
     folder = ROOT / "syncguard" / "testing" / "conformance"
     names = [
         name

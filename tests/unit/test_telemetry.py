@@ -25,7 +25,7 @@ def server():
 
 @pytest.fixture(params=["blocking", "asyncio"])
 def watched(request, server):
-    """Makes a backend that reports to the given callback."""
+    """A function that creates a backend which reports to the given callback."""
     if request.param == "blocking":
         inner = RedisBackend(fakeredis.FakeRedis(server=server))
         yield lambda on_event, **options: with_telemetry(inner, on_event, **options)
@@ -54,7 +54,7 @@ def backend(watched, events):
 
 
 def plant_expired(server, key):
-    """A lock that ran out long ago and is still stored, as after a clock that jumped."""
+    """Store a lock that expired long ago, as after a jump of the clock."""
     record = {"lockId": "E" * 22, "key": key, "fence": "000000000000001"}
     record |= {"expiresAtMs": 1, "acquiredAtMs": 0}
     client = fakeredis.FakeRedis(server=server)
@@ -77,7 +77,7 @@ def test_contention_is_reported_as_locked(backend, events):
 
 
 @pytest.mark.parametrize("operation", ["release", "extend", "adopt"])
-def test_a_mutation_that_worked_is_reported_without_a_reason(backend, events, operation):
+def test_a_successful_mutation_is_reported_without_a_reason(backend, events, operation):
     lock_id = backend.acquire("k", 60_000).lock_id
     getattr(backend, operation)(lock_id)
     [event] = events[1:]
@@ -114,7 +114,7 @@ def test_is_locked_and_lookup_are_reported_without_a_reason(backend, events):
     ]
 
 
-def test_what_is_found_is_reported_as_ok(backend, events):
+def test_a_lock_that_is_found_is_reported_as_ok(backend, events):
     result = backend.acquire("k", 60_000)
     events.clear()
     backend.is_locked("k")
@@ -138,7 +138,7 @@ def test_a_forced_release_is_reported_as_a_release(backend, events):
     assert events == [expected]
 
 
-def test_a_forced_release_that_fails_is_reported_with_what_was_seen(server, backend, events):
+def test_a_forced_release_that_fails_is_reported_with_the_given_hashes(server, backend, events):
     server.connected = False
     with pytest.raises(LockError):
         backend.force_release("a", fence="0" * 15, lock_id_hash="b")
@@ -151,7 +151,7 @@ def test_leaving_a_block_reports_the_release(backend, events):
     assert [event.type for event in events] == ["acquire", "release"]
 
 
-def test_letting_an_adopted_lock_go_is_reported_too(backend, events):
+def test_the_release_of_an_adopted_lock_is_reported_too(backend, events):
     adopted = backend.adopt(backend.acquire("k", 60_000).lock_id, 60_000)
     events.clear()
     with adopted:
@@ -195,40 +195,40 @@ def test_faults_are_reported_and_raised(server, backend, events):
     assert {(event.result, event.reason) for event in events} == {("fail", None)}
 
 
-def test_input_that_is_refused_is_reported_and_raised(backend, events):
+def test_invalid_input_is_reported_and_raised(backend, events):
     for operation in (lambda: backend.acquire(None), lambda: backend.release(7)):
         with pytest.raises(LockError):
             operation()
     assert events == [LockEvent("acquire", "fail"), LockEvent("release", "fail")]
 
 
-def test_what_was_refused_is_not_hashed(watched, events):
-    # Hashing megabytes is what the limit of keys protects against.
+def test_invalid_input_is_not_hashed(watched, events):
+    # The length limit of keys exists to avoid hashing megabytes.
     backend = watched(events.append, include_raw=True)
     with pytest.raises(LockError):
         backend.acquire("k" * 1_000_000)
     assert events == [LockEvent("acquire", "fail")]
 
 
-def test_raw_identifiers_are_left_out_unless_permitted(backend, events):
+def test_events_have_no_raw_identifiers_by_default(backend, events):
     backend.acquire("k", 60_000)
     backend.is_locked("k")
     assert {(event.key, event.lock_id) for event in events} == {(None, None)}
 
 
-def test_raw_identifiers_are_there_when_permitted(watched, events):
+def test_events_have_raw_identifiers_with_include_raw(watched, events):
     result = watched(events.append, include_raw=True).acquire("k", 60_000)
     assert [(event.key, event.lock_id) for event in events] == [("k", result.lock_id)]
 
 
-def test_a_function_can_permit_raw_identifiers_event_by_event(watched, events):
+def test_a_function_can_allow_raw_identifiers_for_each_event(watched, events):
     backend = watched(events.append, include_raw=lambda event: event.result == "fail")
     backend.acquire("k", 60_000)
     backend.acquire("k", 60_000)
     assert [event.key for event in events] == [None, "k"]
 
 
-def test_a_callback_that_fails_does_not_reach_the_lock(watched, caplog):
+def test_a_callback_that_fails_does_not_affect_the_lock(watched, caplog):
     def complain(event):
         raise RuntimeError(f"cannot take {event.key}")
 
@@ -240,7 +240,7 @@ def test_a_callback_that_fails_does_not_reach_the_lock(watched, caplog):
     assert "very-secret" not in caplog.text
 
 
-def test_a_permission_that_fails_does_not_reach_the_lock(watched, events, caplog):
+def test_an_include_raw_function_that_fails_does_not_affect_the_lock(watched, events, caplog):
     backend = watched(events.append, include_raw=lambda _event: 1 / 0)
     assert backend.acquire("k", 60_000).ok
     assert events == []
@@ -266,7 +266,7 @@ def test_a_backend_without_telemetry_computes_no_hashes(server, monkeypatch):
     assert backend.release(result.lock_id).ok
 
 
-def test_the_watched_backend_is_a_backend_with_all_its_names(server):
+def test_the_wrapper_has_the_attributes_of_the_wrapped_backend(server):
     inner = RedisBackend(fakeredis.FakeRedis(server=server), hash_secret="s")
     backend = with_telemetry(inner, print)
     assert backend.capabilities == inner.capabilities
@@ -275,7 +275,7 @@ def test_the_watched_backend_is_a_backend_with_all_its_names(server):
 
 
 class Closable:
-    """A backend, as far as closing goes."""
+    """A backend that only counts how often it is closed."""
 
     def __init__(self):
         self.closed = 0
@@ -291,7 +291,7 @@ class Closable:
         self.closed += 1
 
 
-def test_closing_closes_the_backend_that_is_watched():
+def test_closing_the_wrapper_closes_the_backend():
     inner = Closable()
     with with_telemetry(inner, print) as backend:
         assert (type(backend).__name__, inner.closed) == ("ReportingBackend", 0)
@@ -300,7 +300,7 @@ def test_closing_closes_the_backend_that_is_watched():
     assert inner.closed == 2
 
 
-def test_closing_closes_the_asyncio_backend_that_is_watched():
+def test_closing_the_asyncio_wrapper_closes_the_backend():
     async def run():
         inner = Closable()
         async with aio.with_telemetry(inner, print) as backend:
@@ -313,14 +313,14 @@ def test_closing_closes_the_asyncio_backend_that_is_watched():
 
 
 class NeverClosed:
-    """A stranger's backend, which has nothing to close."""
+    """A third-party backend without ``close``."""
 
     def acquire(self): ...
 
     def hash(self, value): ...
 
 
-def test_a_backend_that_cannot_be_closed_is_left_alone():
+def test_the_wrapper_of_a_backend_without_close_can_be_closed():
     async def run():
         async with aio.with_telemetry(NeverClosed(), print):
             pass
@@ -330,7 +330,7 @@ def test_a_backend_that_cannot_be_closed_is_left_alone():
         pass
 
 
-# -- asyncio's own --------------------------------------------------------------------------------
+# -- only asyncio ---------------------------------------------------------------------------------
 
 
 def test_an_async_callback_is_not_awaited_by_the_operation(server):
@@ -352,7 +352,7 @@ def test_an_async_callback_is_not_awaited_by_the_operation(server):
     asyncio.run(run())
 
 
-def test_an_async_callback_that_fails_is_logged_and_no_more(server, caplog):
+def test_an_async_callback_that_fails_is_only_logged(server, caplog):
     async def run():
         client = fakeredis.FakeAsyncRedis(server=server)
 
@@ -370,7 +370,7 @@ def test_an_async_callback_that_fails_is_logged_and_no_more(server, caplog):
     assert "very-secret" not in caplog.text
 
 
-def test_an_async_callback_of_a_blocking_backend_is_an_error_in_the_log(server, caplog):
+def test_an_async_callback_of_a_blocking_backend_is_logged_as_an_error(server, caplog):
     async def never_run(_event): ...
 
     backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), never_run)
@@ -381,7 +381,7 @@ def test_an_async_callback_of_a_blocking_backend_is_an_error_in_the_log(server, 
 # -- lock() ---------------------------------------------------------------------------------------
 
 
-def test_lock_reports_what_it_does(server, events):
+def test_lock_reports_its_operations(server, events):
     backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), events.append)
     with lock(backend, "k"), ThreadPoolExecutor(1) as other:
         with pytest.raises(LockError):
@@ -395,7 +395,7 @@ def test_lock_reports_what_it_does(server, events):
     ]
 
 
-def test_the_asyncio_lock_reports_what_it_does(server, events):
+def test_the_asyncio_lock_reports_its_operations(server, events):
     async def run():
         client = fakeredis.FakeAsyncRedis(server=server)
         backend = aio.with_telemetry(AsyncRedisBackend(client), events.append)
@@ -413,7 +413,7 @@ def test_the_asyncio_lock_reports_what_it_does(server, events):
     ]
 
 
-def test_what_an_interrupted_attempt_took_is_given_back(server, events):
+def test_undo_releases_what_the_last_attempt_acquired(server, events):
     backend = with_telemetry(RedisBackend(fakeredis.FakeRedis(server=server)), events.append)
     waiter = backend.open_waiter("k")
     waiter.attempt(60_000, None, 0)

@@ -1,4 +1,4 @@
-"""The values that go in and out: small, frozen, without a dictionary, and discreet."""
+"""Arguments and results: frozen, with slots, and without raw identifiers in the repr."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_sanitized_record_has_hashes_times_fence_and_label():
     ]
 
 
-def test_results_are_equal_whatever_the_reason_was():
+def test_results_with_different_reasons_are_equal():
     assert ReleaseResult(False, "expired") == ReleaseResult(False)
     assert ExtendResult(False, None, "not-found") == ExtendResult(False)
 
@@ -97,7 +97,7 @@ def test_a_successful_release_has_no_expiry():
     assert not hasattr(ReleaseResult(True), "expires_at_ms")
 
 
-def test_contention_says_that_the_lock_is_held_and_nothing_more():
+def test_contention_has_only_ok_and_a_reason():
     assert (CONTENDED.ok, CONTENDED.reason) == (False, "locked")
     assert {field.name for field in dataclasses.fields(Contended)} == {"ok", "reason"}
 
@@ -107,7 +107,7 @@ def test_contention_says_that_the_lock_is_held_and_nothing_more():
     [acquired(), acquired(AsyncAcquired), ReleaseResult(True), ExtendResult(True, 1)],
     ids=lambda result: type(result).__name__,
 )
-def test_what_succeeded_is_true(result):
+def test_a_successful_result_is_true(result):
     assert result.ok
     assert bool(result) is True
 
@@ -117,7 +117,7 @@ def test_what_succeeded_is_true(result):
     [Contended(), NotAdopted(), ReleaseResult(False), ExtendResult(False)],
     ids=lambda result: type(result).__name__,
 )
-def test_what_did_not_succeed_is_false(result):
+def test_a_failed_result_is_false(result):
     assert not result.ok
     assert bool(result) is False
 
@@ -150,7 +150,7 @@ def test_the_default_policy_is_the_specified_one():
 
 @pytest.mark.parametrize("name", ["max_retries", "retry_delay_ms", "timeout_ms"])
 @pytest.mark.parametrize("value", [-1, 1.0, True, "1", None], ids=repr)
-def test_a_policy_counts_in_whole_numbers(name, value):
+def test_the_numbers_of_a_policy_must_be_whole_and_not_negative(name, value):
     with pytest.raises(LockError) as caught:
         Acquisition(**{name: value})
     assert caught.value.code == "InvalidArgument"
@@ -159,7 +159,7 @@ def test_a_policy_counts_in_whole_numbers(name, value):
 
 @pytest.mark.parametrize("name", ["backoff", "jitter"])
 @pytest.mark.parametrize("value", ["linear", None, 1, ["fixed"]], ids=repr)
-def test_a_policy_knows_its_kinds_of_backoff_and_jitter(name, value):
+def test_an_unknown_backoff_or_jitter_is_refused(name, value):
     with pytest.raises(LockError) as caught:
         Acquisition(**{name: value})
     assert caught.value.code == "InvalidArgument"
