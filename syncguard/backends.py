@@ -155,9 +155,8 @@ def _of_kind(cls: type[BackendClass], *, wants_async: bool) -> type[BackendClass
     if cls.is_async is wants_async:
         return cls
     kind = "asyncio" if wants_async else "blocking"
-    path: str | None = vars(cls).get(
-        "twin"
-    )  # not inherited: a base class's twin is another backend
+    # From the class itself: the twin of a base class is another backend.
+    path: str | None = vars(cls).get("twin")
     if path is None:
         raise invalid_argument(
             f"{cls.__name__} names no {kind} twin: set the class attribute twin to the dotted path"

@@ -81,12 +81,12 @@ def release_together(late: Iterable[LateRelease]) -> list[Held]:
     Errors go to ``on_release_error``, as at the end of a block. In a forked child nothing is
     released: the parent holds the locks.
     """
-    ours = [one for one in late if not one.held.in_forked_child]
-    for one in ours:
+    not_inherited = [one for one in late if not one.held.in_forked_child]
+    for one in not_inherited:
         if one._lock._watch is not None:
             heartbeat.unwatch(one._lock._watch)
     by_backend: dict[int, list[LateRelease]] = {}
-    for one in ours:
+    for one in not_inherited:
         by_backend.setdefault(id(one.backend), []).append(one)
     return [held for group in by_backend.values() for held in _release(group)]
 

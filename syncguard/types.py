@@ -81,7 +81,7 @@ class LockInfo:
 
 @dataclass(frozen=True, slots=True)
 class LockInfoDebug(LockInfo):
-    """A live lock with its raw key and lock id. SENSITIVE: whoever has the id can release it."""
+    """A live lock with its raw key and lock id. SENSITIVE: the lock id allows to release it."""
 
     key: str = field(default="", repr=False, kw_only=True)
     lock_id: str = field(default="", repr=False, kw_only=True)

@@ -87,7 +87,7 @@ class LockBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connections of its own. Held locks stay held."""
+        """Close the connections that the backend opened. Held locks stay held."""
         ...
 
 
@@ -152,7 +152,7 @@ class AsyncLockBackend(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close the connections of its own. Held locks stay held."""
+        """Close the connections that the backend opened. Held locks stay held."""
         ...
 
 

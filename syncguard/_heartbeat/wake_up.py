@@ -1,4 +1,4 @@
-"""A wake-up that a selector sees: any thread sends it, one thread sleeps until it comes."""
+"""Wake a thread that waits in a selector: any thread may call ``send``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 class WakeUp:
-    """Two connected sockets."""
+    """Two connected sockets. The selector watches ``fileno()``."""
 
     def __init__(self) -> None:
         self._receiver, self._sender = socket.socketpair()
@@ -18,7 +18,7 @@ class WakeUp:
         return self._receiver.fileno()
 
     def send(self) -> None:
-        # Full: a wake-up is under way. Closed: nobody sleeps.
+        # Buffer full: already woken. Closed: nothing waits any more.
         with contextlib.suppress(OSError):
             self._sender.send(b"!")
 

@@ -1,4 +1,4 @@
-"""Asyncio tasks that nobody awaits: the event loop itself keeps only weak references to them."""
+"""Asyncio tasks that no code awaits: the event loop keeps only weak references to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ _tasks: Final[set[asyncio.Task[Any]]] = set()
 
 
 def keep(task: asyncio.Task[Any]) -> None:
-    """Keep the task until it has ended."""
+    """Keep a reference to the task until it has ended."""
     _tasks.add(task)
     task.add_done_callback(_tasks.discard)

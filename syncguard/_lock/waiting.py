@@ -55,7 +55,7 @@ async def sleep_async(ms: float, signal: Signal | None) -> None:
 
 
 class SleepingWaiter:
-    """A waiter that nobody wakes."""
+    """A waiter that only sleeps: a release does not wake it."""
 
     def __init__(self, backend: LockBackend, key: str) -> None:
         self._backend = backend
@@ -81,7 +81,7 @@ class SleepingWaiter:
 
 
 class AsyncSleepingWaiter:
-    """A waiter that nobody wakes."""
+    """A waiter that only sleeps: a release does not wake it."""
 
     def __init__(self, backend: AsyncLockBackend, key: str) -> None:
         self._backend = backend
