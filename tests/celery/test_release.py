@@ -207,9 +207,9 @@ is held, a tracer strikes between lines, which a signal does not."""
 
 def watched():
     thread = heartbeat._heartbeat.thread
-    arriving = [watch.beat for arrival in list(thread.registrations) if (watch := arrival())]
+    registered = [watch.beat for ref in list(thread.registrations) if (watch := ref())]
     beats = [beat for _, _, beat in list(thread._schedule._heap)]
-    return [beat for beat in arriving + beats if not beat.over]
+    return [beat for beat in registered + beats if not beat.over]
 
 
 @pytest.fixture
