@@ -1,4 +1,4 @@
-"""The Redis backend. Everything that is Redis's own lives in this package."""
+"""The Redis backend. Only this package knows about Redis."""
 
 from syncguard.redis.client_options import impatient_options
 from syncguard.redis.config import REDIS_CAPABILITIES

@@ -1,6 +1,6 @@
-"""Where a Redis is: the parts of its address.
+"""The address of a Redis database, and its parser.
 
-Pure: no settings, no client, no I/O. What carries a password here prints without it.
+No settings, no client, no I/O. The repr and str of an address never contain the password.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Address:
         return f"{self.scheme}://{host}:{self.port}{query}"
 
     def without(self, options: Iterable[str]) -> Address:
-        """The address without these options in its query: they are given otherwise."""
+        """The address without these options in its query, because they are passed separately."""
         given = set(options)
         kept = [pair for pair in parse_qsl(self.query, True) if pair[0] not in given]
         return replace(self, query=urlencode(kept))
@@ -52,7 +52,7 @@ class Address:
 
     @property
     def server(self) -> tuple[str, int]:
-        """Equal for two addresses of one server, as far as names tell."""
+        """Equal for two addresses of one server, if host names are enough to know that."""
         return (self.path, 0) if self.scheme == "unix" else (_canonical(self.host), self.port)
 
     @property
@@ -64,16 +64,16 @@ class Address:
         return self.scheme != "unix" and _canonical(self.host) != "localhost"
 
     def __str__(self) -> str:
-        """The address for people: no credentials, and no query, which may hold some."""
+        """The address to display: no credentials, and no query, which may contain credentials."""
         bare = self.url.partition("?")[0]
         return f"{bare}?db={self.db}" if self.scheme == "unix" else f"{bare}/{self.db}"
 
 
 def parse(location: str) -> Address:
-    """The parts of an address. Raises ValueError, without text, if it is none.
+    """Parse an address. Raises ValueError, without text, if it is not valid.
 
-    Without text, because the texts of the standard library quote what they stumbled over, and
-    that is part of a password as soon as the password has a slash in it.
+    Without text, because the standard library's texts quote a part of the URL, and that part can
+    belong to a password that contains a slash.
     """
     try:
         return _parse(location)

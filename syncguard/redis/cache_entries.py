@@ -1,6 +1,6 @@
-"""Reading an entry of Django's ``CACHES``: which Redis it uses, and with which client options.
+"""Reads an entry of Django's ``CACHES``: which Redis it uses, and with which client options.
 
-Knows Django's own ``RedisCache`` and django-redis by name. Reads a dictionary, opens nothing.
+Supports Django's own ``RedisCache`` and django-redis. Only reads a dictionary; opens no connection.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from syncguard.redis.address import Address, parse
 DJANGO_CACHE: Final = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS_CACHE: Final = "django_redis.cache.RedisCache"
 
-# What configures the cache around the client, not the client.
-_NOT_FOR_THE_CLIENT: Final = frozenset({"serializer", "pool_class", "parser_class"})
+# Options of the cache, not of the Redis client.
+_CACHE_ONLY_OPTIONS: Final = frozenset({"serializer", "pool_class", "parser_class"})
 _DJANGO_REDIS_OPTIONS: Final = {
     "USERNAME": "username",
     "PASSWORD": "password",
@@ -26,7 +26,7 @@ _DJANGO_REDIS_OPTIONS: Final = {
 
 
 class NotRedisError(Exception):
-    """This cache entry names no Redis that a lock could use. The text says why, without values."""
+    """A lock cannot use this cache entry. The text gives the reason, without setting values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class CacheRedis:
 
 
 def redis_of(entry: object) -> CacheRedis:
-    """The Redis behind a ``CACHES`` entry: the first one, to which the cache writes."""
+    """Return the Redis of a ``CACHES`` entry: the first server, to which the cache writes."""
     if not isinstance(entry, Mapping):
         raise NotRedisError("it is not a dictionary")
     options = entry.get("OPTIONS") or {}
@@ -52,7 +52,7 @@ def redis_of(entry: object) -> CacheRedis:
     if kind == DJANGO_REDIS_CACHE:
         client_options = _django_redis_options(options)
     else:
-        client_options = {k: v for k, v in options.items() if k not in _NOT_FOR_THE_CLIENT}
+        client_options = {k: v for k, v in options.items() if k not in _CACHE_ONLY_OPTIONS}
     try:
         address = parse(_first(entry.get("LOCATION")))
     except ValueError:

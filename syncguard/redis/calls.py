@@ -1,7 +1,7 @@
-"""Every operation on Redis as a value: which script, which keys, which arguments, how to read it.
+"""Every operation on Redis as a value: the script, its keys and arguments, and the reply's reader.
 
-No I/O here, and no difference between blocking and asyncio: both drivers run the same calls.
-All input is checked while a call is made, so that bad input never reaches a connection.
+No I/O here, and no difference between blocking and asyncio: both backends run the same calls.
+All input is checked when a call is created, so that bad input never reaches a connection.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from syncguard.redis.replies import (
     read_counts,
     read_extend,
     read_release,
+    read_resent_release,
     read_turn,
-    release_took_effect,
 )
 from syncguard.types import AbsenceReason, ExtendResult, LockInfoDebug, ReleaseResult
 
@@ -45,43 +45,43 @@ T = TypeVar("T")
 FenceFloor = Literal["clock"]
 
 PAGE: Final = 1000
-"""How many locks one script call lists at most."""
+"""The largest number of locks that one script call lists."""
 
 WAKE_TTL_MS: Final = 2_000
-"""How long a wake-up may lie that nobody takes."""
+"""The TTL of a wake-up that no waiter consumes."""
 
 WAITING_SLACK_MS: Final = 1_000
-"""How much longer than the wait the waiter's flag lives, so that it outlasts slow networks."""
+"""The waiter's flag expires this long after the wait, because of slow networks."""
 
 GUESSED_HOLD_MS: Final = 50
-"""How long a lock is held, as long as nobody knows better."""
+"""The assumed hold time of a lock while none was measured."""
 
 EARLY_MS: Final = 500
-"""How much before its turn a caller comes, at most: what is estimated may end sooner."""
+"""A caller retries at most this long before its turn: the current hold may end early."""
 
 QUEUE_KEPT_MS: Final = 60_000
-"""How long a queue that nobody uses is kept, for what it knows of the holds."""
+"""How long an unused queue is kept, because it stores the mean hold time."""
 
 _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
 _WAKE_TTL: Final = str(WAKE_TTL_MS)
 
 
-@dataclass(slots=True, repr=False)  # not frozen: that would double the price of making one
+@dataclass(slots=True, repr=False)  # not frozen: that would double the cost of creating one
 class Call(Generic[T]):
-    """One round trip. ``read`` turns the reply into the result."""
+    """One round trip. ``read`` converts the reply to the result."""
 
     script: scripts.Script
     keys: tuple[str, ...]
     args: tuple[str, ...]
-    """Text only: hiredis asks numbers for their text, and an interrupt just then is fatal to it."""
+    """Only text: hiredis converts numbers to text, and an interrupt during that crashes it."""
     read: Callable[[Reply], T]
     key: str | None = None
     lock_id: str | None = None
     if_resent: Callable[[Reply, T], T] | None = None
-    """Corrects the result of a request that had to be sent again, where Redis cannot tell."""
+    """Corrects the result of a request that was sent twice, where Redis cannot detect that."""
 
     def __repr__(self) -> str:
-        # Tracebacks with local variables show calls: neither key nor lock id may be in there.
+        # Tracebacks with local variables show calls: no key and no lock id may be in the text.
         return f"<Call {self.script.name}>"
 
 
@@ -112,7 +112,7 @@ class Calls:
         self._guard = str(CLEANUP_GUARD_MS) if cleanup_in_is_locked else ""
         self._tail = (self._floor, FENCE_MAX)
 
-    # -- taking and giving back ---------------------------------------------------------------
+    # -- acquire, release, extend, adopt ------------------------------------------------------
 
     def acquire(
         self, key: str, ttl_ms: int, holder: str | None, *, wait_ms: int | None = None
@@ -152,7 +152,7 @@ class Calls:
             (lock_id, _TOLERANCE, space.waiting_head, space.wake_head, _WAKE_TTL),
             read_release,
             lock_id=lock_id,
-            if_resent=release_took_effect,
+            if_resent=read_resent_release,
         )
 
     def extend(self, lock_id: str, ttl_ms: int) -> Call[ExtendResult]:
@@ -195,7 +195,7 @@ class Calls:
             names.key,
         )
 
-    # -- queueing -----------------------------------------------------------------------------
+    # -- queue --------------------------------------------------------------------------------
 
     def next_turn(
         self, key: str, place_ms: int, held_ms: int, max_wait_ms: int, max_delay_ms: int
@@ -236,7 +236,7 @@ class Calls:
             names.key,
         )
 
-    # -- looking ------------------------------------------------------------------------------
+    # -- read ---------------------------------------------------------------------------------
 
     def is_locked(self, key: str) -> Call[bool]:
         names = self._names_of(key)
@@ -249,9 +249,9 @@ class Calls:
         )
 
     def lookup(self, key: str | None, lock_id: str | None) -> Call[LockInfoDebug | None]:
-        """The raw record. Only the raw helpers may hand it out as it is."""
+        """The raw record. Only the raw helpers may return it unchanged."""
         if (key is None) == (lock_id is None):
-            raise invalid_argument("lookup takes either key or lock_id, and not both")
+            raise invalid_argument("lookup takes either key or lock_id, not both")
         if key is not None:
             names = self._names_of(key)
             return Call(scripts.LOOKUP_BY_KEY, (names.lock,), (), self._reader.lookup, names.key)
@@ -269,7 +269,7 @@ class Calls:
     def walk(
         self, space: Space, cursor: str, texts: Sequence[str]
     ) -> Call[tuple[str, list[LockInfoDebug]]]:
-        """``texts``: only records that contain all of them."""
+        """``texts``: return only records that contain all of them."""
         return Call(scripts.WALK, (space.live,), (cursor, str(PAGE), *texts), self._reader.walk)
 
     def counts(self, space: Space) -> Call[tuple[int, int]]:
@@ -278,7 +278,7 @@ class Calls:
     def _names_of(self, key: str) -> LockNames:
         try:
             return self.names.of(key)
-        except TypeError:  # unhashable: cannot be looked up in the cache, nor be a key
+        except TypeError:  # an unhashable value cannot be a key
             raise invalid_argument(f"a key must be a str, not {type(key).__name__}") from None
 
 

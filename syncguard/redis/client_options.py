@@ -1,8 +1,8 @@
-"""The options of a Redis client: is each of the right type, and which one is unknown? No I/O.
+"""Checks the options of a Redis client: each has the right type, and redis-py knows it. No I/O.
 
-redis-py takes any value, and fails with a TypeError in the middle of the first request. Its table
-of what it reads from a URL says which options are numbers and which are flags. No error here
-quotes a value: it may be a password.
+redis-py accepts any value, and raises TypeError during the first request. Its table of URL
+options defines which options are numbers and which are flags. No error here quotes a value: it
+may be a password.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from redis.retry import Retry
 
 from syncguard.errors import InvalidArgument, invalid_argument
 
-PATIENCE_S: Final = 2.0
-"""How long a page or a command waits for Redis."""
+QUICK_TIMEOUT_S: Final = 2.0
+"""How long a page or a management command waits for Redis."""
 
 _UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 def check_types(options: Mapping[str, object]) -> None:
-    """Raise InvalidArgument for the first option whose value cannot be right."""
+    """Raise InvalidArgument for the first option whose value has the wrong type."""
     for name, value in options.items():
         expected = _expected(name)
         if value is None or expected is None:
@@ -37,15 +37,15 @@ def check_types(options: Mapping[str, object]) -> None:
 
 
 def unknown_option(error: TypeError, options: Mapping[str, object]) -> InvalidArgument | None:
-    """The error for an option that redis-py does not know, if that is what it complains of."""
+    """Return an error that names the unknown option, or None if ``error`` has another cause."""
     found = _UNEXPECTED.search(str(error))
     if found is None or found[1] not in options:
         return None
     return invalid_argument(f"the client option {found[1]} is unknown to redis-py")
 
 
-def impatient_options(timeout_s: float = PATIENCE_S) -> dict[str, object]:
-    """Options for a client that somebody waits for in front of a page: one try, and short."""
+def impatient_options(timeout_s: float = QUICK_TIMEOUT_S) -> dict[str, object]:
+    """Options for a client that serves a page or a command: one attempt, with a short timeout."""
     return {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,

@@ -1,4 +1,4 @@
-"""How a Redis backend is set up: what the blocking and the asyncio one have in common."""
+"""The settings that the blocking and the asyncio Redis backend share."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ REDIS_CAPABILITIES: Final = BackendCapabilities(
 )
 
 UNDO_PAUSES_S: Final = (0.0, 0.02, 0.1)
-"""A request that we hung up on may reach the server after its undoing: so undo more than once."""
+"""The pauses before each undo of an interrupted request.
+
+The server may execute the request after the first undo, so undo it more than once.
+"""
 
 
 class Configured:
-    """A backend's settings, checked, and the calls that follow from them."""
+    """The checked settings of a backend, and the ``Calls`` made from them."""
 
     is_async: ClassVar[bool]
     twin: ClassVar[str | None]
@@ -46,7 +49,7 @@ class Configured:
     ) -> None:
         if not callable(getattr(client, "eval", None)):
             kind = type(self).__name__
-            raise invalid_argument(f"{kind} takes a client of redis-py; see {kind}.from_url")
+            raise invalid_argument(f"{kind} takes a redis-py client; see {kind}.from_url")
         self._client: Any = client
         self._clustered = isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster)
         self._calls = Calls(
@@ -79,11 +82,11 @@ class Configured:
         return self._calls.names.prefix
 
     def hash(self, value: str) -> str:
-        """The display hash of a key or a lock id: what pages and logs of this backend show."""
+        """Return the hash of a key or a lock id that this backend shows in pages and logs."""
         return self._calls.hash(value)
 
     def pass_on_call(self, key: str) -> Call[bool]:
-        """For a waiter that leaves."""
+        """Make the call that wakes another waiter when this one stops waiting."""
         return self._calls.pass_on(key)
 
     def __repr__(self) -> str:
@@ -95,16 +98,16 @@ def client_from_url(make: Callable[..., T], url: str, options: dict[str, object]
     try:
         client = make(url, **options)
         pool: Any = client.connection_pool  # type: ignore[attr-defined]
-        pool.connection_class(**pool.connection_kwargs)  # finds a wrong option now, without I/O
+        pool.connection_class(**pool.connection_kwargs)  # raises for a wrong option; no I/O
     except Exception as error:
-        # "from None", and no part of the original text: a malformed URL puts a piece of itself
-        # there, and that piece may be the password.
+        # "from None", and no part of the original text: that text can quote a part of the URL,
+        # and the part may be the password.
         unknown = unknown_option(error, options) if isinstance(error, TypeError) else None
         if unknown is not None:
             raise unknown from None
         what = "option is unknown" if isinstance(error, TypeError) else "URL is malformed"
         raise invalid_argument(
-            f"no Redis client can be made: the {what}; a URL looks like"
+            f"could not create a Redis client: the {what}; a URL looks like"
             " redis://[[username]:[password]]@host:6379/0"
         ) from None
     return client

@@ -1,8 +1,8 @@
-"""What an operator asks of the Redis behind a backend: is it there, and is it fit for locks?
+"""Reports for an operator whether the Redis of a backend is reachable and configured for locks.
 
-``read_report`` and ``read_health`` are pure: from what Redis said to a ``ServerReport``, and from
-that to what is shown. ``inspect_server``, ``health_of_server`` and ``server_time_ms`` ask. Nothing
-here names a key, a lock id or a password.
+``read_report`` and ``read_health`` do no I/O: they convert Redis's replies to a ``ServerReport``,
+and that to the displayed ``Health``. ``inspect_server``, ``health_of_server`` and
+``server_time_ms`` send requests. No text here contains a key, a lock id or a password.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from syncguard._backend.listing_and_health import Health
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import TIME_TOLERANCE_MS
 from syncguard.errors import invalid_argument
-from syncguard.redis._transport.connections import place_of
+from syncguard.redis._transport.connections import describe_server
 from syncguard.redis._transport.error_codes import lock_error
 from syncguard.redis.calls import Call
 from syncguard.redis.config import Configured
@@ -30,23 +30,23 @@ _ROLES: Final[dict[str, Role]] = {"master": "primary", "slave": "replica"}
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """The state of one Redis server. ``None`` means that it would not say."""
+    """The state of one Redis server. ``None`` means that the server did not report the value."""
 
     server: str
     version: str
     round_trip_ms: float
     clock_offset_ms: float
-    """The server's clock minus ours, give or take half a round trip."""
+    """The server's clock minus ours, with an error of up to half a round trip."""
     aof: bool | None
     rdb: bool | None
     maxmemory_policy: str | None
     role: Role
     fence_floor: bool
-    """Whether a counter that was lost starts at the clock instead of at 1."""
+    """Whether a lost fence counter restarts at the server's time instead of at 1."""
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What an operator should change, in sentences; empty when all is well."""
+        """What an operator should change, one text each; empty if nothing."""
         return tuple(self._findings())
 
     def _findings(self) -> list[str]:
@@ -54,22 +54,22 @@ class ServerReport:
         if _version_of(self.version) < OLDEST_SUPPORTED:
             found.append(f"version {self.version} is older than 6.2, the oldest supported")
         if self.maxmemory_policy is None:
-            found.append("maxmemory-policy is not known: make sure that it is noeviction")
+            found.append("maxmemory-policy is unknown: make sure that it is noeviction")
         elif self.maxmemory_policy != "noeviction":
             found.append(
                 f"maxmemory-policy is {self.maxmemory_policy}, not noeviction:"
                 " locks and fence counters can be evicted"
             )
         if self.role == "replica":
-            found.append("this server is a replica: it refuses to take locks")
+            found.append("this server is a replica: it cannot store locks")
         if self.aof is False and not self.rdb and not self.fence_floor:
             found.append(
-                "nothing is written to disk: after a restart fences begin at 1 again;"
-                " switch AOF on, or set the fence floor to 'clock'"
+                "nothing is written to disk: after a restart fences start at 1 again;"
+                " enable AOF, or set the fence floor to 'clock'"
             )
         if abs(self.clock_offset_ms) - self.round_trip_ms / 2 > TIME_TOLERANCE_MS:
             found.append(
-                f"the server's clock and ours are {abs(self.clock_offset_ms) / 1000:.1f} s apart"
+                f"the server's clock and ours differ by {abs(self.clock_offset_ms) / 1000:.1f} s"
             )
         return found
 
@@ -83,7 +83,7 @@ def read_report(
     server_ms: float,
     fence_floor: bool,
 ) -> ServerReport:
-    """The report that follows from INFO, from CONFIG GET save and from TIME."""
+    """Make the report from the replies to INFO, CONFIG GET save and TIME."""
     aof = info.get("aof_enabled")
     policy = info.get("maxmemory_policy")
     valkey = info.get("valkey_version")
@@ -101,21 +101,21 @@ def read_report(
 
 
 def inspect_server(backend: Configured) -> ServerReport:
-    """Ask the server behind a blocking backend for its state. Raises LockError.
+    """Request the state of a blocking backend's server. Raises LockError.
 
-    On a cluster, the state of the node that the client calls its default one.
+    On a cluster: the state of the client's default node.
     """
-    return _inspected(backend, ())[0]
+    return _inspect(backend, ())[0]
 
 
 def server_time_ms(backend: Configured) -> int:
-    """The server's clock: what a lock's ``expires_at_ms`` and ``acquired_at_ms`` count by."""
+    """The server's time. A lock's ``expires_at_ms`` and ``acquired_at_ms`` use the same clock."""
     client = _client_of(backend)
-    return _asked(client, lambda: redis_server_time_ms(client.time()))
+    return _with_lock_errors(client, lambda: redis_server_time_ms(client.time()))
 
 
 def read_health(report: ServerReport, live_locks: int, fence_counters: int) -> Health:
-    """The report as ``syncguard_status --check`` shows it, for people and for programs."""
+    """Convert the report to what ``syncguard_status --check`` shows, as text and as JSON."""
     return Health(
         facts=(
             ("server", f"{report.server.capitalize()} {report.version}, {report.role}"),
@@ -143,16 +143,16 @@ def read_health(report: ServerReport, live_locks: int, fence_counters: int) -> H
 
 
 def health_of_server(backend: Configured) -> Health:
-    """The state of the server with the numbers of the backend, in two round trips.
+    """The state of the server and the backend's counts, in two round trips.
 
-    Not on a cluster, whose counts are on many nodes.
+    Not for a cluster, where the counts are on several nodes.
     """
     counts = [backend._calls.counts(space) for space in backend._calls.names.spaces()]
-    report, numbers = _inspected(backend, counts)
+    report, numbers = _inspect(backend, counts)
     return read_health(report, sum(live for live, _ in numbers), sum(n for _, n in numbers))
 
 
-def _inspected(backend: Configured, calls: Sequence[Call[T]]) -> tuple[ServerReport, list[T]]:
+def _inspect(backend: Configured, calls: Sequence[Call[T]]) -> tuple[ServerReport, list[T]]:
     client = _client_of(backend)
 
     def ask() -> tuple[ServerReport, list[T]]:
@@ -165,7 +165,7 @@ def _inspected(backend: Configured, calls: Sequence[Call[T]]) -> tuple[ServerRep
         for reply in (info, *replies):
             if isinstance(reply, Exception):
                 raise reply
-        # By itself: a round trip that also carries INFO would be a worse measure of both.
+        # A separate request: INFO in the same round trip would make both measurements less exact.
         sent_at_ms = time.time() * 1000
         answer = client.time()
         report = read_report(
@@ -178,18 +178,18 @@ def _inspected(backend: Configured, calls: Sequence[Call[T]]) -> tuple[ServerRep
         )
         return report, [call.read(reply) for call, reply in zip(calls, replies, strict=True)]
 
-    return _asked(client, ask)
+    return _with_lock_errors(client, ask)
 
 
 def _client_of(backend: Configured) -> Any:
     if backend.is_async:
-        raise invalid_argument("the state of a server is asked for with a blocking backend")
+        raise invalid_argument("the state of a server can only be read with a blocking backend")
     client = backend._client
     return client.get_default_node().redis_connection if backend._clustered else client
 
 
 def _save_points(reply: object) -> str | None:
-    if not isinstance(reply, dict):  # an error: hosted Redis forbids CONFIG
+    if not isinstance(reply, dict):  # an error: hosted Redis often disables CONFIG
         return None
     value = reply.get("save", reply.get(b"save"))
     return value.decode() if isinstance(value, bytes) else value
@@ -199,11 +199,11 @@ def _switch(value: bool | None) -> str:
     return {True: "on", False: "off", None: "unknown"}[value]
 
 
-def _asked(client: object, ask: Callable[[], T]) -> T:
+def _with_lock_errors(client: object, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except Exception as error:
-        raise lock_error(error, place=place_of(client)) from error
+        raise lock_error(error, server=describe_server(client)) from error
 
 
 def _version_of(version: str) -> tuple[int, ...]:

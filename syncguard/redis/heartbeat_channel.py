@@ -1,7 +1,7 @@
-"""Extending many locks on a connection of the heartbeat's own: pipelined, without retries.
+"""Extends many locks on a separate connection for the heartbeat: pipelined, without retries.
 
-Its own connection, because the pool's may be waiting for a reply; without retries, because the
-heartbeat knows better how long it pays to try.
+A separate connection, because all connections of the pool may be in use. Without retries, because
+the heartbeat has its own retry schedule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from syncguard.redis._transport.connections import (
     Command,
     Connection,
     Pool,
-    place_of,
+    describe_server,
     private_async_connection,
     private_connection,
     socket_of,
@@ -37,7 +37,7 @@ from syncguard.types import ExtendResult
 
 
 def _commands(calls: Sequence[Call[ExtendResult]], script_is_known: bool) -> list[Command]:
-    """The calls on the wire. A script that Redis may not know goes in full with the first."""
+    """The commands for the calls. If Redis may not have the script, the first contains its text."""
     commands: list[Command] = [
         ("EVALSHA", EXTEND.sha, str(len(call.keys)), *call.keys, *call.args) for call in calls
     ]
@@ -56,9 +56,10 @@ def _answer(call: Call[ExtendResult], reply: object) -> ExtendResult | LockError
 
 
 def _check_serves(replies: Sequence[object]) -> None:
-    """Raise what says that this server cannot serve: then the heartbeat connects anew.
+    """Raise if the server cannot execute requests, so that the heartbeat reconnects.
 
-    After a failover that leads to the new primary. What else was answered is asked again there.
+    After a failover the new connection reaches the new primary. The heartbeat sends all extensions
+    of this batch again there.
     """
     for reply in replies:
         error = not_serving(reply) if isinstance(reply, Exception) else None
@@ -67,7 +68,7 @@ def _check_serves(replies: Sequence[object]) -> None:
 
 
 class RedisExtendChannel:
-    """Sends extensions and collects the answers as they arrive. After ``open`` nothing blocks."""
+    """Sends extensions and reads the answers that have arrived. Only ``open`` may block."""
 
     def __init__(self, calls: Calls, connection: Connection) -> None:
         self._calls = calls
@@ -90,7 +91,7 @@ class RedisExtendChannel:
         except BaseException as error:
             connection.disconnect()
             if isinstance(error, FAULTS):
-                raise lock_error(error, place=place_of(pool)) from error
+                raise lock_error(error, server=describe_server(pool)) from error
             raise
 
     def fileno(self) -> int:
@@ -107,7 +108,7 @@ class RedisExtendChannel:
 
     def receive(self) -> list[ExtendResult | LockError]:
         if not self._expected:
-            # Something to read and nothing asked for: the server has closed the connection.
+            # Readable, but no request is pending: the server has closed the connection.
             raise LockError("ServiceUnavailable")
         self._flush()
         try:
@@ -116,24 +117,24 @@ class RedisExtendChannel:
             raise lock_error(error) from error
         _check_serves(replies)
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            self._script_is_known = False  # SCRIPT FLUSH: the heartbeat will try again
+            self._script_is_known = False  # after SCRIPT FLUSH; the heartbeat will retry
         return [_answer(self._expected.popleft(), reply) for reply in replies]
 
     def close(self) -> None:
         self._connection.disconnect()
 
-    def hang_up(self) -> None:
-        """End the connection, from any thread, unless an answer is expected on it.
+    def close_if_idle(self) -> None:
+        """Shut the connection down, from any thread, unless a reply is pending.
 
-        The heartbeat sees its end and closes it; if a lock still needs one, it opens another.
-        In a forked child the connection is the parent's, and stays.
+        The heartbeat detects this and closes it; if a lock still needs one, it opens another.
+        In a forked child this does nothing, because the connection belongs to the parent.
         """
         if not self._expected and self._connection.pid == os.getpid():
             with contextlib.suppress(OSError):  # closed already
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _flush(self) -> None:
-        """Send what the kernel takes. The rest follows when it has room again."""
+        """Send as much as the kernel accepts. The rest is sent when the socket is writable."""
         self.wants_to_write = False
         try:
             while self._unsent:
@@ -141,19 +142,19 @@ class RedisExtendChannel:
         except (BlockingIOError, ssl.SSLWantWriteError):
             self.wants_to_write = True
         except ssl.SSLWantReadError:
-            pass  # TLS wants to hear something first: the rest follows with it
+            pass  # TLS has to read first; the rest is sent after that
         except OSError as error:
             raise lock_error(error) from error
 
     def _arrived(self) -> bytes:
         arrived = bytearray()
         try:
-            # Until there is no more: TLS may hold back what the selector cannot see.
+            # Read until nothing is left: TLS may buffer data that the selector cannot detect.
             while data := self._socket.recv(65_536):
                 arrived += data
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return bytes(arrived)
-        raise redis.ConnectionError("closed by the server")
+        raise redis.ConnectionError("the server closed the connection")
 
 
 class AsyncRedisExtendChannel:
@@ -175,7 +176,7 @@ class AsyncRedisExtendChannel:
         except BaseException as error:
             await connection.disconnect(nowait=True)
             if isinstance(error, Exception):
-                raise lock_error(error, place=place_of(pool)) from error
+                raise lock_error(error, server=describe_server(pool)) from error
             raise
         return cls(calls, connection)
 
@@ -203,11 +204,11 @@ class AsyncRedisExtendChannel:
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
 
-    async def hang_up(self) -> None:
-        """Close the connection unless an answer is expected on it.
+    async def close_if_idle(self) -> None:
+        """Close the connection unless a reply is pending.
 
-        If a lock still needs it, redis-py connects again as the next extension is sent.
+        If a lock still needs it, redis-py connects again when the next extension is sent.
         """
         if not self._is_busy:
-            with contextlib.suppress(OSError, RuntimeError):  # its loop may have ended
+            with contextlib.suppress(OSError, RuntimeError):  # its event loop may be closed
                 await self.close()

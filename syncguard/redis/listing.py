@@ -1,6 +1,6 @@
-"""Operations of several round trips, as generators that yield calls and are sent their results.
+"""Operations of several round trips, as generators that yield calls and receive their results.
 
-Without I/O, so that the blocking and the asyncio backend share them.
+They do no I/O, so the blocking and the asyncio backend share them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from syncguard.redis.calls import PAGE, Call, Calls
 from syncguard.redis.names import Space
 from syncguard.types import LockInfoDebug
 
-_BEYOND_ANY_LIST: Final = 10**12
-"""No list is that long; and Lua, which counts in floating point, still counts that far."""
+_MAX_OFFSET: Final = 10**12
+"""Longer than any list, and still exact in Lua's floating point numbers."""
 
 _DONE: Final = "0"
-"""The cursor that begins a walk, and that ends it."""
+"""The cursor value that starts a walk and also ends it."""
 
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
 
 
 def page(calls: Calls, limit: int, offset: int) -> Steps[LockPage]:
-    """A page of the live locks, soonest to expire first: one step for each thousand locks."""
+    """Return one page of the live locks, soonest to expire first: one call per thousand locks."""
     validate_count("limit", limit)
     validate_count("offset", offset)
-    offset = min(offset, _BEYOND_ANY_LIST)
+    offset = min(offset, _MAX_OFFSET)
     spaces = calls.names.spaces()
     if len(spaces) == 1:
         return (yield from _slice(calls, spaces[0], limit, offset))
-    # A cluster keeps one list a bucket: the page lies within the first offset + limit of each.
+    # A cluster has one list per bucket: the page is within the first offset + limit of each.
     slices = []
     for space in spaces:
         slices.append((yield from _slice(calls, space, offset + limit if limit else 0, 0)))
@@ -44,7 +44,7 @@ def page(calls: Calls, limit: int, offset: int) -> Steps[LockPage]:
 
 
 def counts(calls: Calls) -> Steps[tuple[int, int]]:
-    """How many live locks, and how many fence counters."""
+    """Count the live locks and the fence counters."""
     live = fences = 0
     for space in calls.names.spaces():
         some_live, some_fences = yield calls.counts(space)
@@ -61,11 +61,12 @@ def find(
     fence: str = "",
     acquired_at_ms: int | None = None,
 ) -> Steps[list[LockInfoDebug]]:
-    """The live locks that are wanted, up to so many.
+    """Find up to ``at_most`` live locks for which ``is_wanted`` returns True.
 
-    A walk, not pages: while locks come, go and are extended, pages shift, and one can be missed.
-    It takes a step for each thousand locks. With the fence and the time of the acquisition, only
-    locks that have both leave the server: with 100,000 locks, that is the work.
+    Uses ZSCAN instead of pages: while locks are acquired, extended and released, pages shift, and
+    a lock can be missed. Makes one call per thousand locks. With ``fence`` and
+    ``acquired_at_ms``, the server returns only locks that match both; with 100,000 locks, most of
+    the cost is the transfer.
     """
     texts = [f'"{fence}"'] if fence else []
     texts += [] if acquired_at_ms is None else [str(acquired_at_ms)]
@@ -81,9 +82,9 @@ def find(
 def holder(
     calls: Calls, key_hash: str, fence: str, lock_id_hash: str
 ) -> Steps[list[LockInfoDebug]]:
-    """The very holder that an administrator saw; empty if it is gone.
+    """Find the exact holder that an administrator saw; the list is empty if it is gone.
 
-    All three must agree: the display hash alone is no identity.
+    All three values must match: two keys can have the same display hash.
     """
     for value, name in ((key_hash, "key_hash"), (fence, "fence"), (lock_id_hash, "lock_id_hash")):
         if not isinstance(value, str) or not value:

@@ -1,6 +1,6 @@
-"""The settings of a project that keeps its locks on Redis: read, and judged. No I/O.
+"""Reads and checks the settings of a project that stores its locks in Redis. No I/O.
 
-No text contains a value: it may be a password.
+No text contains a value of a setting: it may be a password.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from syncguard._backend.settings import Finding, GivenLocation, Location, Settin
 from syncguard.redacted import Secret
 from syncguard.redis.address import Address, parse
 from syncguard.redis.cache_entries import NotRedisError, redis_of
-from syncguard.redis.client_options import PATIENCE_S, impatient_options
+from syncguard.redis.client_options import QUICK_TIMEOUT_S, impatient_options
 
 _NO_URL: Final = (
     "must be a URL such as redis://[[username]:[password]@]host:6379/0, rediss://... or unix://...;"
-    " special characters in a password are written with %"
+    " special characters in a password must be percent-encoded"
 )
 
 
 def read_location(given: GivenLocation) -> Location | SettingProblem:
-    """The Redis that the settings name: ``RedisBackend.read_location``."""
+    """Return the Redis that the settings name. Implements ``RedisBackend.read_location``."""
     inherited: Mapping[str, object] = {}
     if given.cache is not None:
         try:
@@ -31,13 +31,13 @@ def read_location(given: GivenLocation) -> Location | SettingProblem:
         address, inherited = found.address, found.options
     else:
         try:
-            address = parse(cast("str", given.location))  # what is no str is a TypeError
+            address = parse(cast("str", given.location))  # TypeError if it is not a str
         except (ValueError, TypeError, AttributeError):
             return SettingProblem("LOCATION", _NO_URL)
     options = _client_options(address, inherited, given.options)
     store = (*address.server, options.get("db", 0))
-    quick = {**options, **impatient_options(_patience_s(options))}
-    # Without the query's own: redis-py lets it win over arguments.
+    quick = {**options, **impatient_options(_quick_timeout_s(options))}
+    # Remove these options from the URL's query: in redis-py the query overrides arguments.
     return Location(
         address.without(options).url,
         options,
@@ -48,7 +48,7 @@ def read_location(given: GivenLocation) -> Location | SettingProblem:
 
 
 def _client_options(address: Address, *given: Mapping[str, object]) -> dict[str, object]:
-    """Everything but the host and the port. What comes later wins."""
+    """All client options except host and port. Later mappings override earlier ones."""
     options: dict[str, object] = {
         "db": address.db,
         "username": address.username,
@@ -62,9 +62,9 @@ def _client_options(address: Address, *given: Mapping[str, object]) -> dict[str,
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _patience_s(options: Mapping[str, object]) -> float:
+def _quick_timeout_s(options: Mapping[str, object]) -> float:
     chosen = options.get("socket_timeout")
-    return min(chosen, PATIENCE_S) if isinstance(chosen, int | float) else PATIENCE_S
+    return min(chosen, QUICK_TIMEOUT_S) if isinstance(chosen, int | float) else QUICK_TIMEOUT_S
 
 
 def _findings(
@@ -75,18 +75,18 @@ def _findings(
             yield Finding(
                 "flushed",
                 f'shares a Redis database with CACHES["{name}"]: cache.clear() is FLUSHDB.'
-                " It deletes live locks, and fences go back to 1.",
-                'Use a database of its own (OPTIONS: {"db": 1}); to keep at least the fences'
-                ' from going back, set FENCE_FLOOR: "clock".',
+                " It deletes live locks, and fences restart at 1.",
+                'Use a separate database for locks (OPTIONS: {"db": 1}), or set'
+                ' FENCE_FLOOR: "clock" so that at least the fences do not restart.',
             )
     for name in sorted(address.options_in_query & given.options.keys()):
         yield Finding(
             "said-twice",
-            f"names {name} in the query of LOCATION and in OPTIONS; OPTIONS wins.",
-            "Keep one of the two.",
+            f"sets {name} in the query of LOCATION and in OPTIONS; OPTIONS takes precedence.",
+            "Remove one of the two.",
         )
     if address.is_remote and not address.uses_tls:
-        text = "reaches a remote Redis without TLS."
+        text = "connects to a remote Redis without TLS."
         yield Finding("plaintext", text, "Use a rediss:// URL.", in_production=True)
     if not (options.get("password") or options.get("credential_provider")):
         hint = "Put the password into LOCATION, or into OPTIONS."

@@ -1,4 +1,4 @@
-"""The names of everything that SyncGuard stores in Redis. All of them are made here.
+"""The names of all keys that SyncGuard stores in Redis. Only this module builds them.
 
 ::
 
@@ -6,17 +6,17 @@
     {prefix}:id:{lock_id}              index: lock id -> storage key of the lock, same TTL
     {prefix}:fence:{storage key}       fence counter: no TTL, never deleted
     {prefix}:id::live                  sorted set: storage keys of live locks by expiry
-    {prefix}:id::fences                how many fence counters were made
-    {prefix}:id::waiting:{storage key} somebody waits for this lock; lives as long as the wait
-    {prefix}:id::wake:{storage key}    list with at most one wake-up; short-lived
-    {prefix}:id::queue:{storage key}   when callers come back for this lock; a minute after the last
+    {prefix}:id::fences                number of fence counters ever created
+    {prefix}:id::waiting:{storage key} flag: a caller waits for this lock; expires after the wait
+    {prefix}:id::wake:{storage key}    list with at most one wake-up; short TTL
+    {prefix}:id::queue:{storage key}   retry times of refused callers; kept a minute after last use
 
-The first three are the specification's, byte for byte, so that clients in other languages share
-our locks. The rest hides behind ``id::``, which no lock id and no accepted user key begins with.
+The first three are exactly those of the specification, so that clients in other languages share
+our locks. The others start with ``id::``, which no lock id and no accepted user key starts with.
 
-On a Redis Cluster the names of one lock must share a slot, and release knows only the lock id.
-So there the key chooses one of 64 buckets, ``{prefix}`` becomes ``{{prefix}:b}`` (a hash tag) with
-the bucket's character ``b``, and every lock id begins with the bucket's character.
+On a Redis Cluster all names of one lock must be in one slot, and release knows only the lock id.
+So on a cluster the key selects one of 64 buckets, ``{prefix}`` becomes ``{{prefix}:b}`` (a hash
+tag) with the bucket's character ``b``, and every lock id starts with the bucket's character.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from syncguard.keys import make_storage_key, normalize_and_validate_key
 
 KEY_BUDGET_BYTES: Final = 1000
 RESERVE_BYTES: Final = 26
-"""For ``:id:`` and a lock id behind the longest storage key."""
+"""Space for ``:id:`` and a lock id after the longest storage key."""
 
 BUCKETS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _RESERVED: Final = ("fence", "id")
 _CACHED_KEYS: Final = 1024
 
 quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
-"""Text as JSON. ``json.dumps`` would make such an encoder each time."""
+"""Encode text as JSON. ``json.dumps`` would create a new encoder on each call."""
 
 
 class Space(NamedTuple):
-    """What all locks of one backend (on a cluster: of one bucket) share."""
+    """The names that all locks of one backend (on a cluster: of one bucket) share."""
 
     prefix: str
     room: int
-    """How long a name behind the head may be without being hashed, in bytes."""
+    """The longest name after ``head``, in bytes, that is stored without hashing."""
     head: str
     live: str
     tally: str
@@ -58,7 +58,7 @@ class Space(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str) -> Space:
-        # The longest name of all. A prefix that leaves no room for it is refused now, not at the
+        # The longest possible name. Reject a prefix that is too long for it now, not at the
         # first lock.
         make_storage_key(prefix, "id:" + "x" * 22, KEY_BUDGET_BYTES, RESERVE_BYTES)
         head = f"{prefix}:" if prefix else ""
@@ -81,7 +81,7 @@ class Space(NamedTuple):
         return make_storage_key(self.prefix, name, KEY_BUDGET_BYTES, RESERVE_BYTES)
 
     def fence_key(self, storage_key: str) -> str:
-        """As ``make_fence_key`` has it."""
+        """The same name as ``make_fence_key`` returns."""
         return self.storage_key(f"fence:{storage_key}")
 
     def index_key(self, lock_id: str) -> str:
@@ -122,7 +122,7 @@ class Names:
         for word in _RESERVED:
             if normalized.startswith(word + ":"):
                 raise invalid_argument(
-                    f"a key must not begin with '{word}:': it would name SyncGuard's own records"
+                    f"a key must not start with '{word}:': SyncGuard uses these names itself"
                 )
         bucket = _bucket(normalized) if self._clustered else ""
         space = self._spaces[bucket]
@@ -141,7 +141,7 @@ class Names:
         return lock_id[0] if self._clustered else ""
 
     def spaces(self) -> tuple[Space, ...]:
-        """Every space there is: one, or the 64 of a cluster."""
+        """All spaces: one, or 64 on a cluster."""
         return tuple(self._spaces.values())
 
 
@@ -155,7 +155,7 @@ def _validated_prefix(prefix: str) -> str:
     stripped = unicodedata.normalize("NFC", prefix).rstrip(":")
     if any(segment in _RESERVED for segment in stripped.split(":")):
         raise invalid_argument(
-            "key_prefix must not contain a segment 'fence' or 'id': locks and fence counters would"
-            " share names, and cleaning up the one could delete the other"
+            "key_prefix must not contain a segment 'fence' or 'id': a lock and a fence counter"
+            " could then have the same name, and cleanup could delete the counter"
         )
     return stripped

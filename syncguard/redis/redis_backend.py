@@ -1,8 +1,8 @@
 """``RedisBackend``: locks on Redis, blocking.
 
-A thin driver over ``Calls``. Each method makes a call (which checks its input), asks the signal,
-and runs the call; what remains to do by hand is undoing an acquire that was interrupted, because
-a lock nobody knows of would stay until its TTL.
+A thin driver over ``Calls``. Each method makes a call (which checks its input), checks the
+signal, and runs the call. In addition it undoes an interrupted acquire: otherwise the lock would
+stay held until its TTL ends, without a holder.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.lock import Lockable
 from syncguard.redis import listing
 from syncguard.redis._transport.connections import Pool, runner_pool
-from syncguard.redis._transport.pipeline import run_in_turn, run_together
+from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
 from syncguard.redis._transport.runner import CommandRunner, ConnectionRunner, Runner
 from syncguard.redis.calls import Call, FenceFloor
 from syncguard.redis.config import UNDO_PAUSES_S, Configured, client_from_url
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 
 class RedisBackend(Configured, Lockable):
-    """Locks on Redis, blocking. Safe to share between threads, and after a fork."""
+    """Locks on Redis, blocking. Can be shared between threads and used after a fork."""
 
     twin: ClassVar[str | None] = "syncguard.redis.AsyncRedisBackend"
 
@@ -102,7 +102,7 @@ class RedisBackend(Configured, Lockable):
         default_holder: Callable[[], str] | None = None,
         **client_options: object,
     ) -> Self:
-        """A backend with a client of its own, made from a URL; ``close()`` closes both."""
+        """Make a backend and its client from a URL; ``close()`` closes both."""
         client = client_from_url(redis.Redis.from_url, url, client_options)
         backend = cls(
             client,
@@ -125,7 +125,7 @@ class RedisBackend(Configured, Lockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> Acquired | Contended:
-        """Try once to take the lock."""
+        """Try once to acquire the lock."""
         call = self._calls.acquire(key, ttl_ms, holder)
         if ttl_ms < SHORT_TTL_MS:
             warn_of_short_ttl(ttl_ms)
@@ -134,22 +134,22 @@ class RedisBackend(Configured, Lockable):
         return CONTENDED if isinstance(answer, Refusal) else answer
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
-        """Give the lock back. Idempotent, and never touches somebody else's lock."""
+        """Release the lock. Idempotent, and never releases the lock of another holder."""
         call = self._calls.release(lock_id)
         check_signal(signal)
         return self._runner.run(call)
 
     def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
-        """Give many locks back in few round trips. Each has its result, or its error."""
+        """Release many locks in few round trips. Returns a result or an error for each."""
         calls = [self._calls.release(lock_id) for lock_id in lock_ids]
         if self._pool is None:
-            return run_in_turn(self._runner, calls)
-        return run_together(self._pool, self._runner, calls)
+            return run_one_by_one(self._runner, calls)
+        return run_pipelined(self._pool, self._runner, calls)
 
     def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
     ) -> ExtendResult:
-        """Let the lock live for ``ttl_ms`` from now. Never brings back one that has expired."""
+        """Set the expiry to ``ttl_ms`` from now. Never revives an expired lock."""
         call = self._calls.extend(lock_id, ttl_ms)
         check_signal(signal)
         return self._runner.run(call)
@@ -162,7 +162,7 @@ class RedisBackend(Configured, Lockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> Acquired | NotAdopted:
-        """Take a lock over by the id that was handed on: same fence, a fresh id."""
+        """Take over a lock by its lock id. The fence stays the same; the lock id is new."""
         call = self._calls.adopt(lock_id, ttl_ms, holder)
         check_signal(signal)
         sent_at_ms = holder_clock_ms()
@@ -177,7 +177,7 @@ class RedisBackend(Configured, Lockable):
             raise
 
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
-        """Whether anybody holds the lock right now."""
+        """Whether the lock is held now."""
         call = self._calls.is_locked(key)
         check_signal(signal)
         return self._runner.run(call)
@@ -189,7 +189,7 @@ class RedisBackend(Configured, Lockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfo | None:
-        """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
+        """Read a live lock, sanitized. Only for diagnostics: do not decide about writes with it."""
         info = self.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         return None if info is None else sanitized(info)
 
@@ -200,21 +200,21 @@ class RedisBackend(Configured, Lockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
-        """The same with the raw key and lock id. SENSITIVE: whoever has the id can release it."""
+        """The same with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
         call = self._calls.lookup(key, lock_id)
         check_signal(signal)
         return self._runner.run(call)
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        """The live locks, soonest to expire first. Costs what it returns; never scans."""
+        """The live locks, soonest to expire first. Reads only the returned locks; never scans."""
         return list(map(sanitized, self.live_locks_raw(limit, offset)))
 
     def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
-        """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
+        """The same with raw keys and lock ids. SENSITIVE: for administrators' tools."""
         return self.page_raw(limit, offset).locks
 
     def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
-        """The same, how many locks are live in all, and the server's clock. SENSITIVE.
+        """The same, with the total number of live locks and the server's time. SENSITIVE.
 
         One request for up to a thousand locks; on a cluster, one for each of its buckets.
         """
@@ -228,10 +228,11 @@ class RedisBackend(Configured, Lockable):
         fence: str = "",
         acquired_at_ms: int | None = None,
     ) -> list[LockInfoDebug]:
-        """Live locks by what only this process can compute of them. SENSITIVE, like the above.
+        """Find live locks by a condition that only this process can evaluate. SENSITIVE.
 
-        Sees every lock that is held all the while. Give the fence and the time of the acquisition
-        where they are known: then only locks with both travel. Never to decide a mutation.
+        Finds every lock that is held during the whole search. Pass the fence and the time of the
+        acquisition if they are known: then the server returns only locks that match both. Do not
+        decide about writes with the result.
         """
         return self._drive(
             listing.find(
@@ -240,11 +241,11 @@ class RedisBackend(Configured, Lockable):
         )
 
     def count_live_locks(self) -> int:
-        """How many locks are live."""
+        """The number of live locks."""
         return self._drive(listing.counts(self._calls))[0]
 
     def count_fence_counters(self) -> int:
-        """How many fence counters were made. They are never deleted."""
+        """The number of fence counters ever created. They are never deleted."""
         return self._drive(listing.counts(self._calls))[1]
 
     def health(self) -> Health:
@@ -254,7 +255,7 @@ class RedisBackend(Configured, Lockable):
         return health_of_server(self)
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        """For administrators: free a lock, if the holder is still the one that was seen."""
+        """For administrators: release a lock if its holder is still the one they saw."""
         for info in self._drive(listing.holder(self._calls, key_hash, fence, lock_id_hash)):
             return self.release(info.lock_id)
         return ReleaseResult(False, "not-found")
@@ -273,31 +274,34 @@ class RedisBackend(Configured, Lockable):
         max_wait_ms: int = 0,
         max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     ) -> Turn:
-        """When a caller that was refused tries again; see ``syncguard.TurnGiver``."""
+        """When a refused caller should retry; see ``syncguard.TurnGiver``."""
         return self._runner.run(
             self._calls.next_turn(key, place_ms, held_ms, max_wait_ms, max_delay_ms)
         )
 
     def end_wait(self, key: str, ticket: str) -> None:
-        """The caller that ``next_turn`` told to wait waits no more."""
+        """End the wait that ``next_turn`` granted to a caller."""
         self._runner.run(self._calls.end_wait(key, ticket))
 
     def open_extend_channel(self, timeout_ms: float) -> RedisExtendChannel | None:
-        """For heartbeats: a connection of their own; None on a cluster and on mocks."""
+        """Open a separate connection for heartbeats; None on a cluster and on mocks."""
         if self._pool is None:
             return None
         channel = RedisExtendChannel.open(self._calls, self._pool, timeout_ms)
-        # Without a lock, which a fork could copy while it is held.
+        # No threading lock: a fork could copy it while it is locked.
         open_ones = [known for known in self._channels if known() is not None]
         self._channels = [*open_ones, weakref.ref(channel)]
         return channel
 
     def close(self) -> None:
-        """Close the connections of our own, and a client of our own; give the client's back."""
+        """Close our own connections, and the client if ``from_url`` made it.
+
+        Connections of another client return to its pool.
+        """
         for known in self._channels:
             channel = known()
             if channel is not None:
-                channel.hang_up()
+                channel.close_if_idle()
         self._runner.close()
         if self._owns_client:
             self._client.close()
@@ -311,11 +315,11 @@ class RedisBackend(Configured, Lockable):
     def acquire_call(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> Call[Granted | Refusal]:
-        """For a waiter: an attempt as a value, whose lock id is known before it is made."""
+        """For a waiter: one attempt as a value, so that its lock id is known before it runs."""
         return self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
 
     def run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
-        """Run an acquire. If it is interrupted, leave no lock behind."""
+        """Run an acquire. If it is interrupted, release the lock."""
         sent_at_ms = holder_clock_ms()
         try:
             answer = self._runner.run(call)
@@ -323,13 +327,13 @@ class RedisBackend(Configured, Lockable):
                 return answer
             return self._acquired(answer, ttl_ms, sent_at_ms)
         except BaseException as error:
-            # Ctrl-C, a time limit, the loss of another lock: nobody will come back for this one.
+            # Ctrl-C, a time limit, or the loss of another lock: the caller cannot release this one.
             if is_interrupt(error):
                 self.undo(call.lock_id)
             raise
 
     def undo(self, lock_id: object) -> None:
-        """Release what a request may have taken that was interrupted."""
+        """Release the lock that an interrupted request may have acquired."""
         assert isinstance(lock_id, str)
         for pause in UNDO_PAUSES_S:
             time.sleep(pause)

@@ -1,8 +1,8 @@
 """``AsyncRedisBackend``: locks on Redis, for asyncio.
 
-A thin driver over ``Calls``. Each method makes a call (which checks its input), asks the signal,
-and runs the call; what remains to do by hand is undoing an acquire that was interrupted, because
-a lock nobody knows of would stay until its TTL.
+A thin driver over ``Calls``. Each method makes a call (which checks its input), checks the
+signal, and runs the call. In addition it undoes an interrupted acquire: otherwise the lock would
+stay held until its TTL ends, without a holder.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class AsyncRedisBackend(Configured, AsyncLockable):
-    """Locks on Redis, for asyncio. Belongs to the event loop that its client belongs to."""
+    """Locks on Redis, for asyncio. Use it only in the event loop of its client."""
 
     twin: ClassVar[str | None] = "syncguard.redis.RedisBackend"
 
@@ -107,7 +107,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         default_holder: Callable[[], str] | None = None,
         **client_options: object,
     ) -> Self:
-        """A backend with a client of its own, made from a URL; ``aclose()`` closes both."""
+        """Make a backend and its client from a URL; ``aclose()`` closes both."""
         client = client_from_url(redis.asyncio.Redis.from_url, url, client_options)
         backend = cls(
             client,
@@ -130,7 +130,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> AsyncAcquired | Contended:
-        """Try once to take the lock."""
+        """Try once to acquire the lock."""
         call = self._calls.acquire(key, ttl_ms, holder)
         if ttl_ms < SHORT_TTL_MS:
             warn_of_short_ttl(ttl_ms)
@@ -139,7 +139,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return CONTENDED if isinstance(answer, Refusal) else answer
 
     async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
-        """Give the lock back. Idempotent, and never touches somebody else's lock."""
+        """Release the lock. Idempotent, and never releases the lock of another holder."""
         call = self._calls.release(lock_id)
         check_signal(signal)
         task = asyncio.ensure_future(self._runner.run(call))
@@ -153,7 +153,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     async def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
     ) -> ExtendResult:
-        """Let the lock live for ``ttl_ms`` from now. Never brings back one that has expired."""
+        """Set the expiry to ``ttl_ms`` from now. Never revives an expired lock."""
         call = self._calls.extend(lock_id, ttl_ms)
         check_signal(signal)
         return await self._runner.run(call)
@@ -166,7 +166,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         holder: str | None = None,
         signal: Signal | None = None,
     ) -> AsyncAcquired | NotAdopted:
-        """Take a lock over by the id that was handed on: same fence, a fresh id."""
+        """Take over a lock by its lock id. The fence stays the same; the lock id is new."""
         call = self._calls.adopt(lock_id, ttl_ms, holder)
         check_signal(signal)
         sent_at_ms = holder_clock_ms()
@@ -176,7 +176,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return self._acquired(answer, ttl_ms, sent_at_ms)
 
     async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
-        """Whether anybody holds the lock right now."""
+        """Whether the lock is held now."""
         call = self._calls.is_locked(key)
         check_signal(signal)
         return await self._runner.run(call)
@@ -188,7 +188,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfo | None:
-        """What is known of a live lock, sanitized. For diagnostics, never to decide a mutation."""
+        """Read a live lock, sanitized. Only for diagnostics: do not decide about writes with it."""
         info = await self.lookup_raw(key=key, lock_id=lock_id, signal=signal)
         return None if info is None else sanitized(info)
 
@@ -199,21 +199,21 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
-        """The same with the raw key and lock id. SENSITIVE: whoever has the id can release it."""
+        """The same with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
         call = self._calls.lookup(key, lock_id)
         check_signal(signal)
         return await self._runner.run(call)
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        """The live locks, soonest to expire first. Costs what it returns; never scans."""
+        """The live locks, soonest to expire first. Reads only the returned locks; never scans."""
         return list(map(sanitized, await self.live_locks_raw(limit, offset)))
 
     async def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
-        """The same with raw keys and lock ids. SENSITIVE: for tools of administrators."""
+        """The same with raw keys and lock ids. SENSITIVE: for administrators' tools."""
         return (await self.page_raw(limit, offset)).locks
 
     async def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
-        """The same, how many locks are live in all, and the server's clock. SENSITIVE.
+        """The same, with the total number of live locks and the server's time. SENSITIVE.
 
         One request for up to a thousand locks; on a cluster, one for each of its buckets.
         """
@@ -227,7 +227,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         fence: str = "",
         acquired_at_ms: int | None = None,
     ) -> list[LockInfoDebug]:
-        """Live locks by what only this process can compute of them. SENSITIVE, like the above."""
+        """Find live locks by a condition that only this process can evaluate. SENSITIVE."""
         return await self._drive(
             listing.find(
                 self._calls, is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
@@ -235,15 +235,15 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         )
 
     async def count_live_locks(self) -> int:
-        """How many locks are live."""
+        """The number of live locks."""
         return (await self._drive(listing.counts(self._calls)))[0]
 
     async def count_fence_counters(self) -> int:
-        """How many fence counters were made. They are never deleted."""
+        """The number of fence counters ever created. They are never deleted."""
         return (await self._drive(listing.counts(self._calls)))[1]
 
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
-        """For administrators: free a lock, if the holder is still the one that was seen."""
+        """For administrators: release a lock if its holder is still the one they saw."""
         for info in await self._drive(listing.holder(self._calls, key_hash, fence, lock_id_hash)):
             return await self.release(info.lock_id)
         return ReleaseResult(False, "not-found")
@@ -254,7 +254,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return AsyncRedisWaiter(self, lambda: self._pool_of(wake), key, wake)
 
     async def open_extend_channel(self, timeout_ms: float) -> AsyncRedisExtendChannel | None:
-        """For heartbeats: a connection of their own; None on a cluster and on mocks."""
+        """Open a separate connection for heartbeats; None on a cluster and on mocks."""
         if self._pool is None:
             return None
         channel = await AsyncRedisExtendChannel.open(self._calls, self._pool, timeout_ms)
@@ -262,9 +262,12 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return channel
 
     async def aclose(self) -> None:
-        """Close the connections of our own, and a client of our own; give the client's back."""
+        """Close our own connections, and the client if ``from_url`` made it.
+
+        Connections of another client return to its pool.
+        """
         for channel in list(self._channels):
-            await channel.hang_up()
+            await channel.close_if_idle()
         await self._runner.close()
         if self._owns_client:
             await self._client.aclose()
@@ -287,7 +290,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     async def attempt(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> AsyncAcquired | Refusal:
-        """For a waiter: one acquire that leaves the waiter's flag when it is refused."""
+        """For a waiter: one acquire that sets the waiter's flag if it is refused."""
         call = self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
         return await self._run_acquire(call, ttl_ms)
 
@@ -301,7 +304,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         return self._acquired(answer, ttl_ms, sent_at_ms)
 
     async def _run_or_undo(self, call: Call[T], lock_id: object) -> T:
-        """Run a call that takes a lock. If the caller is cancelled, leave no lock behind."""
+        """Run a call that acquires a lock. If the caller is cancelled, release the lock."""
         task = asyncio.ensure_future(self._runner.run(call))
         try:
             return await asyncio.shield(task)
@@ -311,7 +314,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
             elif task.cancelled():
                 await finished(asyncio.ensure_future(self._undo(lock_id)))
             elif task.exception() is not None:
-                # It may or may not have happened, and the server does not answer: not here.
+                # The server does not answer, but may have executed the call: undo it in background.
                 self._undo_later(lock_id)
             elif isinstance(task.result(), Granted):
                 await finished(asyncio.ensure_future(self._undo(lock_id)))
@@ -319,7 +322,7 @@ class AsyncRedisBackend(Configured, AsyncLockable):
 
     async def _undo(self, lock_id: object) -> None:
         assert isinstance(lock_id, str)
-        for pause in (*UNDO_PAUSES_S, 0.5):  # the last where Redis hung: nobody waits
+        for pause in (*UNDO_PAUSES_S, 0.5):  # the last if Redis hung; no caller waits for it
             await asyncio.sleep(pause)
             with contextlib.suppress(LockError):
                 if (await self._runner.run(self._calls.release(lock_id))).ok:

@@ -1,6 +1,6 @@
-"""Reading what the scripts answer. Nothing is believed before its shape was checked.
+"""Reads the replies of the scripts. The shape of every reply is checked.
 
-Pure functions, and ``Reader`` for what needs a backend's display hash.
+Pure functions, and ``Reader`` for replies that need a backend's display hash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REASONS: Final[dict[object, AbsenceReason]] = {0: "not-found", -1: "not-found",
 
 
 class Granted(NamedTuple):
-    """What Redis said of a lock that was just acquired or adopted."""
+    """The reply of Redis for a lock that was just acquired or adopted."""
 
     lock_id: str
     fence: str
@@ -39,13 +39,13 @@ class Granted(NamedTuple):
 
 
 class Reader:
-    """Reads what shows or judges a lock."""
+    """Reads replies that contain the data of a lock."""
 
     def __init__(self, display_hash: Callable[[str], str]) -> None:
         self._hash = display_hash
 
     def acquire(self, reply: Reply, lock_id: str, key: str) -> Granted | Refusal:
-        # By hand: a match statement here would cost as much as packing the request.
+        # Not a match statement: here it would cost as much as packing the request.
         if type(reply) is list and len(reply) == 3:
             granted, fence, expires_at_ms = reply
             if granted == 1 and type(expires_at_ms) is int:
@@ -116,15 +116,15 @@ class Reader:
                 lock_id=lock_id,
             )
         except (ValueError, KeyError, TypeError, AttributeError):
-            # "from None": the decoder's error carries the record, with its key and lock id.
+            # "from None": the decoder's error contains the record, with its key and lock id.
             raise malformed("lookup") from None
 
 
 def log_fence_warning(key_hash: str, fence: str) -> None:
-    """Say early that a counter nears its end, while there is time to choose another key."""
+    """Warn before a fence counter reaches its maximum, so that there is time to change the key."""
     _logger.warning(
-        "fence %s of key %s has passed the warning threshold %s; at %s the key can no longer be"
-        " locked",
+        "Fence %s of key %s is above the warning threshold %s; above %s the key can no longer be"
+        " locked.",
         fence,
         key_hash,
         FENCE_WARN,
@@ -165,11 +165,12 @@ def read_turn(reply: Reply, ticket: str) -> Turn:
     raise malformed("next_turn")
 
 
-def release_took_effect(reply: Reply, result: ReleaseResult) -> ReleaseResult:
-    """What a release comes to that was sent twice, because the first reply was lost.
+def read_resent_release(reply: Reply, result: ReleaseResult) -> ReleaseResult:
+    """Return the result of a release that was sent twice, because the first reply was lost.
 
-    Nothing found by the second: most likely the first did it. Not certain, because the lock may
-    have been gone before. Found in other hands: then it was lost before, and no doubt.
+    If the second request found no lock, the first most likely released it. This is not certain,
+    because the lock may have expired before. If the second request found another holder, the lock
+    was certainly lost before.
     """
     return _ASSUMED if reply == -1 else result
 
@@ -181,7 +182,9 @@ def _refusal(reply: Reply) -> Refusal:
         case [0, int(remaining_ms)]:
             return Refusal(remaining_ms if remaining_ms >= 0 else None)
         case [-1]:
-            raise LockError("Internal", "the fence counter of this key is used up: use another key")
+            raise LockError(
+                "Internal", "the fence counter of this key is at its maximum: use another key"
+            )
     raise malformed("acquire")
 
 

@@ -1,4 +1,4 @@
-"""The Lua scripts, read once from ``lua/*.lua``. What each does stands in its first lines."""
+"""The Lua scripts, read once from ``lua/*.lua``. The first lines of each describe what it does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One script: its text, and the name under which Redis keeps it."""
+    """One script: its text, and the SHA-1 by which Redis identifies it."""
 
     name: str
     text: str
@@ -19,7 +19,7 @@ class Script:
     @classmethod
     def load(cls, name: str) -> Script:
         text = (files("syncguard.redis") / "lua" / f"{name}.lua").read_text("utf-8")
-        # Not a secret: SHA-1 is how Redis names scripts.
+        # Not for security: Redis identifies scripts by their SHA-1.
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

@@ -1,13 +1,14 @@
-"""Waiting on a wake-up list instead of sleeping blind.
+"""Waits on a wake-up list instead of only sleeping.
 
-A refused waiter has left a flag (acquire.lua does); whoever releases sees it and pushes one
-wake-up; the waiter blocks on that list with BLPOP, on a connection of the pool, and watches the
-socket rather than trusting the server's timer: an idle Redis ends a BLPOP up to 100 ms late.
-So the list may still be open when the time is over. The next attempt does not care, and the next
-wait goes on with it; only leaving has to hang up, and then passes on what it may have swallowed.
+When acquire.lua refuses a waiter, it sets a flag. A release that finds the flag pushes one wake-up.
+The waiter blocks on that list with BLPOP, on a connection of the pool. It polls the socket instead
+of relying on the server's timer: an idle Redis ends a BLPOP up to 100 ms late. So the BLPOP may
+still be pending when the wait is over. The next attempt does not need the connection, and the next
+wait continues with the same BLPOP. Only ``close`` has to close the connection, and then wakes
+another waiter, because the BLPOP may have consumed a wake-up.
 
-Why a swallowed wake-up is harmless when an attempt follows: the attempt does what the wake-up
-asked for, and if it is refused, then by a new holder, whose release wakes again.
+A consumed wake-up causes no harm if an attempt follows: the attempt acquires the lock, or a new
+holder has it, and the release of that holder pushes another wake-up.
 """
 
 from __future__ import annotations
@@ -30,45 +31,45 @@ from syncguard.redis._transport.connections import (
     AsyncPool,
     Connection,
     Pool,
-    give_back_if_out,
     private_connection,
+    release_if_in_use,
     shared,
     socket_of,
     socket_timeout_ms,
     take,
 )
-from syncguard.redis._transport.socket_polling import Look, look_at
+from syncguard.redis._transport.socket_polling import Poll, poll_of
 from syncguard.redis.calls import Call
 from syncguard.redis.replies import Granted
 from syncguard.types import Signal
 
-WORTH_BLOCKING_MS: Final = 10
-"""Below this a plain sleep is as good: and Redis 6.2 takes 1 ms or less for 'for ever'."""
+MIN_BLPOP_WAIT_MS: Final = 10
+"""Below this we only sleep. Redis 6.2 blocks without limit for a timeout of 1 ms or less."""
 
-_SERVER_LATENESS_MS: Final = 100
+_SERVER_TIMER_DELAY_MS: Final = 100
 PASS_ON_S: Final = 1.0
-_SOCKET_SHARE: Final = 0.8
-"""A wait uses at most this share of the client's own time-out."""
+_SOCKET_TIMEOUT_SHARE: Final = 0.8
+"""A BLPOP lasts at most this share of the client's socket timeout."""
 
-_LONGEST_LOOK_MS: Final = 60_000
-"""One look at the socket. poll refuses to wait for weeks."""
+_MAX_POLL_MS: Final = 60_000
+"""The longest single poll of the socket. poll() rejects very long timeouts."""
 
 
 FAULTS: Final = (redis.RedisError, redis.exceptions.RedisClusterException, OSError)
 
 
 def blpop_seconds(ms: float) -> str:
-    """What to tell the server: short of the wait, because it is late, but never 0."""
-    return f"{max(ms - _SERVER_LATENESS_MS, ms / 2, WORTH_BLOCKING_MS / 2) / 1000:.3f}"
+    """The timeout for BLPOP: shorter than the wait, because Redis ends it late, but never 0."""
+    return f"{max(ms - _SERVER_TIMER_DELAY_MS, ms / 2, MIN_BLPOP_WAIT_MS / 2) / 1000:.3f}"
 
 
 def longest_wait_ms(pool: Pool | AsyncPool) -> float:
     timeout_ms = socket_timeout_ms(pool)
-    return float("inf") if timeout_ms is None else timeout_ms * _SOCKET_SHARE
+    return float("inf") if timeout_ms is None else timeout_ms * _SOCKET_TIMEOUT_SHARE
 
 
 def pass_on(call: Call[bool], pool: Pool) -> None:
-    """Run ``pass_on.lua`` on a connection of its own, once, without waiting long."""
+    """Run ``pass_on.lua`` once on a separate connection, with a short timeout."""
     connection = private_connection(pool, PASS_ON_S)
     with contextlib.suppress(*FAULTS):
         try:
@@ -81,15 +82,15 @@ def pass_on(call: Call[bool], pool: Pool) -> None:
 
 
 class Listeners:
-    """How many waiters listen on the connections of one pool: at most half of them.
+    """Limits the waiters that listen on connections of one pool to half of the connections.
 
-    The others sleep. Were every connection taken by a waiter, the holder could not release. On a
-    pool that somebody kept small, nobody listens.
+    The other waiters sleep. If waiters used every connection, the holder could not release. On a
+    small pool no waiter listens.
     """
 
     def __init__(self) -> None:
-        # By name, so that leaving twice, or after an interrupted entering, does no harm. A set,
-        # because its add and discard need no lock, which a fork could leave locked.
+        # A set of waiters, so that leaving twice, or after an interrupted entry, causes no harm.
+        # Its add and discard need no lock, which a fork could copy while it is locked.
         self._inside: set[object] = set()
         self._pid = os.getpid()
 
@@ -99,7 +100,7 @@ class Listeners:
 
     def admit(self, waiter: object, pool: Pool | AsyncPool) -> bool:
         if self._pid != os.getpid():
-            self._pid, self._inside = os.getpid(), set()  # the parent's are not in the child
+            self._pid, self._inside = os.getpid(), set()  # a forked child has no waiters yet
         if pool.max_connections < LARGE_POOL or len(self._inside) >= pool.max_connections // 2:
             return False
         self._inside.add(waiter)
@@ -148,7 +149,7 @@ class RedisWaiter:
         call = self._backend.acquire_call(self._key, ttl_ms, holder, wait_ms)
         self._attempted = call.lock_id
         answer = self._backend.run_acquire(call, ttl_ms)
-        # Only now: an attempt that failed has not used the wake-up, and must pass it on.
+        # Reset only now: a failed attempt has not used the wake-up, and must pass it on.
         self._woken = False
         self._acquired = not isinstance(answer, Refusal)
         return answer
@@ -156,33 +157,33 @@ class RedisWaiter:
     def wait(self, ms: float, signal: Signal | None) -> bool:
         check_signal(signal)
         deadline = time.monotonic() + ms / 1000
-        self._woken = ms >= WORTH_BLOCKING_MS and self._listen(deadline, signal)
+        self._woken = ms >= MIN_BLPOP_WAIT_MS and self._listen(deadline, signal)
         if self._woken:
             return True
         sleep(max(0.0, deadline - time.monotonic()) * 1000, signal)
         return False
 
     def close(self) -> None:
-        # Whoever got the lock wakes the next by releasing it.
+        # A waiter that acquired the lock wakes the next one when it releases.
         must_pass_on = (self._listening or self._woken) and not self._acquired
         pool = self._pool
         self._disconnect()
         if must_pass_on and pool is not None:
-            # Elsewhere: who leaves because the server hangs must not wait for the server.
+            # In a thread: a waiter that gives up because the server hangs must not wait for it.
             thread = threading.Thread(
                 target=pass_on,
                 args=(self._backend.pass_on_call(self._key), pool),
                 name="syncguard-pass-on",
                 daemon=True,
             )
-            with contextlib.suppress(RuntimeError):  # no thread to be had: they will time out
+            with contextlib.suppress(RuntimeError):  # no thread could start; the others time out
                 thread.start()
 
     def undo(self) -> None:
         try:
-            self._disconnect()  # if the interrupt struck in close()
+            self._disconnect()  # in case close() was interrupted
         finally:
-            # An id that was never stored is released without harm.
+            # Releasing a lock id that was never stored does nothing.
             if self._attempted is not None:
                 self._backend.undo(self._attempted)
 
@@ -192,37 +193,37 @@ class RedisWaiter:
             try:
                 outcome = self._read_or_listen(left_ms)
             except FAULTS:
-                # The list is a convenience. Without it, this is plain backoff, and the attempt
-                # that follows meets the same server and says what is wrong with it.
+                # The list is optional. Without it the waiter sleeps, and the next attempt reports
+                # the error of the server.
                 self._disconnect()
                 return False
             if isinstance(outcome, bool):
                 return outcome
-            # Not in there: what strikes while we wait came from outside, for instance a time
-            # limit, and may well be a TimeoutError.
-            outcome(min(left_ms, _LONGEST_LOOK_MS if signal is None else SLICE_MS))
+            # Outside of the try: an exception during the poll comes from outside, for example from
+            # a time limit, and may be a TimeoutError.
+            outcome(min(left_ms, _MAX_POLL_MS if signal is None else SLICE_MS))
         return False
 
-    def _read_or_listen(self, left_ms: float) -> bool | Look:
-        """Whether we were woken, or cannot be; else what to look at until there is news."""
+    def _read_or_listen(self, left_ms: float) -> bool | Poll:
+        """Return whether a wake-up arrived; or the function that polls for one."""
         connection = self._connect()
         if connection is None:
             return False
         if self._listening:
             socket_of(connection)  # raises if there is none: redis-py would open another
-            # Asked even before we look: TLS and the parser may hold back what no socket shows.
+            # Check before polling: TLS and the parser may buffer data that poll cannot detect.
             if connection.can_read(0):
                 popped = connection.read_response(disable_decoding=True)
                 self._listening = False
                 if popped is not None:
                     return True
         if not self._listening:
-            if left_ms < WORTH_BLOCKING_MS:
+            if left_ms < MIN_BLPOP_WAIT_MS:
                 return False
-            # Said before it is so: an interrupt in between must find the connection dirty.
+            # Set before sending: after an interrupt in between, the connection must not be reused.
             self._listening = True
             connection.send_command("BLPOP", self._wake, self._blpop_seconds(left_ms))
-        return look_at(socket_of(connection))
+        return poll_of(socket_of(connection))
 
     def _blpop_seconds(self, ms: float) -> str:
         assert self._pool is not None
@@ -242,7 +243,7 @@ class RedisWaiter:
         return self._connection
 
     def _disconnect(self) -> None:
-        """Where an interrupt breaks this off, the next time goes on."""
+        """Release the connection. If an interrupt stops this, the next call completes it."""
         pool = self._pool
         if pool is None:
             return
@@ -260,5 +261,5 @@ class RedisWaiter:
         try:
             pool.release(connection)
         except BaseException:
-            give_back_if_out(pool, connection)
+            release_if_in_use(pool, connection)
             raise

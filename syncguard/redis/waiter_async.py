@@ -1,4 +1,4 @@
-"""Waiting on a wake-up list, for asyncio: the twin of ``waiter``, which says how it works."""
+"""Waits on a wake-up list, for asyncio. ``waiter`` describes how it works."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from syncguard.redis._transport.connections import (
 from syncguard.redis.calls import Call
 from syncguard.redis.waiter import (
     FAULTS,
+    MIN_BLPOP_WAIT_MS,
     PASS_ON_S,
-    WORTH_BLOCKING_MS,
     Listeners,
     blpop_seconds,
     longest_wait_ms,
 )
 from syncguard.types import Signal
 
-_UNREACHED_S: Final = 3600.0
-"""For redis-py's reader, which must not judge: the server ends the BLPOP, or we hang up."""
+_NO_READ_TIMEOUT_S: Final = 3600.0
+"""Longer than any BLPOP: the server ends the BLPOP, or we close the connection, not redis-py."""
 
 
 class AsyncAttempts(Protocol):
@@ -76,7 +76,7 @@ class AsyncRedisWaiter:
         check_signal(signal)
         deadline = time.monotonic() + ms / 1000
         try:
-            self._woken = ms >= WORTH_BLOCKING_MS and await self._listen(deadline, signal)
+            self._woken = ms >= MIN_BLPOP_WAIT_MS and await self._listen(deadline, signal)
         except FAULTS:
             await self._disconnect()
         if self._woken:
@@ -89,7 +89,7 @@ class AsyncRedisWaiter:
         pool = self._pool
         await self._disconnect()
         if must_pass_on and pool is not None:
-            # Nobody waits for it: who leaves because the server hangs must not.
+            # Not awaited: a waiter that gives up because the server hangs must not wait for it.
             keep(asyncio.ensure_future(_pass_on(self._backend.pass_on_call(self._key), pool)))
 
     async def _listen(self, deadline: float, signal: Signal | None) -> bool:
@@ -100,17 +100,19 @@ class AsyncRedisWaiter:
         while (left := deadline - time.monotonic()) > 0:
             check_signal(signal)
             if self._listener is None:
-                if left * 1000 < WORTH_BLOCKING_MS:
+                if left * 1000 < MIN_BLPOP_WAIT_MS:
                     break
                 seconds = blpop_seconds(min(left * 1000, longest_wait_ms(self._pool)))
                 await connection.send_command("BLPOP", self._wake, seconds)
-                reading = connection.read_response(disable_decoding=True, timeout=_UNREACHED_S)
+                reading = connection.read_response(
+                    disable_decoding=True, timeout=_NO_READ_TIMEOUT_S
+                )
                 self._listener = asyncio.ensure_future(reading)
             slice_s = left if signal is None else min(left, SLICE_MS / 1000)
             done, _ = await asyncio.wait({self._listener}, timeout=slice_s)
             if done:
                 popped = self._listener.result()
-                # Only now: a server that answers with an error is not to be listened to again.
+                # Reset only now: if result() raises, the connection must be closed, not reused.
                 self._listener = None
                 if popped is not None:
                     return True
@@ -144,7 +146,7 @@ class AsyncRedisWaiter:
 
 
 async def _pass_on(call: Call[bool], pool: AsyncPool) -> None:
-    """Run ``pass_on.lua`` on a connection of its own, once, without waiting long."""
+    """Run ``pass_on.lua`` once on a separate connection, with a short timeout."""
     connection = private_async_connection(pool, PASS_ON_S)
     with contextlib.suppress(*FAULTS):
         try:

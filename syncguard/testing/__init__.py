@@ -1,8 +1,8 @@
-"""What a test needs to work with real locks: a throw-away Redis, and the suite for backends.
+"""For tests with real locks: a temporary Redis server, and the conformance suite for backends.
 
-The pytest fixtures are in :mod:`syncguard.testing.plugin`, which pytest finds by itself. Pytest
-imports this package in every session of everybody who installed SyncGuard, so nothing here may
-import a driver, or anything slow, before it is asked for.
+The pytest fixtures are in :mod:`syncguard.testing.plugin`, which pytest loads automatically. Pytest
+imports this package in every session where SyncGuard is installed, so this package imports drivers
+and other slow modules only when they are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    # The suite's own asserts are to explain themselves, like those of any test.
+    # So that a failed assert of the suite shows its values, as in any test.
     pytest.register_assert_rewrite("syncguard.testing.conformance")
     from syncguard.testing import conformance
 

@@ -1,7 +1,7 @@
-"""Pytest fixtures: a real Redis, and a SyncGuard backend on it. Short TTLs are not warned of.
+"""Pytest fixtures: a real Redis, and a SyncGuard backend on it. Also ignores ShortTTLWarning.
 
-Pytest loads this module in every session of everybody who installed SyncGuard; drivers and
-backends are therefore imported inside the fixtures that need them.
+Pytest loads this module in every session where SyncGuard is installed. So the fixtures import the
+drivers and backends that they need.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Tests use short TTLs on purpose. The last line of the ini-file wins, also over "error";
-    # -W and the mark filterwarnings win over that.
+    # Tests use short TTLs on purpose. This line is the last of the ini file, so it overrides
+    # "error". The option -W and the mark filterwarnings override this line.
     config.addinivalue_line("filterwarnings", "ignore::syncguard.ShortTTLWarning")
 
 
 @pytest.fixture(scope="session")
 def syncguard_redis_server() -> Iterator[RedisServer]:
-    """One Redis for the whole session (one per worker under pytest-xdist), not emptied."""
+    """One Redis for the whole session (one per worker under pytest-xdist). Keeps its data."""
     with RedisServer() as server:
         yield server
 
@@ -34,8 +34,8 @@ def syncguard_redis_server() -> Iterator[RedisServer]:
 def syncguard_redis(syncguard_redis_server: RedisServer) -> RedisServer:
     """The session's Redis, running and empty at the start of each test.
 
-    A test may kill or pause it. A test that changes its configuration should start a
-    ``RedisServer`` of its own.
+    A test may kill or pause it. A test that changes its configuration should start its own
+    ``RedisServer``.
     """
     server = syncguard_redis_server
     if not server.is_running:

@@ -1,9 +1,9 @@
-"""A private redis-server for tests: started, hurt and thrown away through one object.
+"""A private redis-server for tests: start, kill, pause, restart and stop it through one object.
 
-What lasts from the start to the stop lives here: the folder, the port, the configuration. One
-running process is in ``redis_server_process``, the program's whereabouts in ``redis_server_path``,
-what is asked of it in ``redis_server_control``, and what happens to it when we die first in
-``redis_server_guard``.
+This module owns what stays the same from start to stop: the folder, the port, the configuration.
+``redis_server_process`` owns one running process, ``redis_server_path`` finds the program,
+``redis_server_control`` sends commands to it, and ``redis_server_guard`` kills it if the process
+that started it dies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PORT_TIMEOUT_S: Final = 10.0
 
 
 class RedisServer:
-    """A throw-away redis-server on a free loopback port, with its data in a temporary folder.
+    """A temporary redis-server on a free loopback port, with its data in a temporary folder.
 
     ::
 
@@ -44,11 +44,11 @@ class RedisServer:
             with server.paused():   # SIGSTOP ... SIGCONT
                 ...
 
-    ``aof`` writes every change to disk before it is answered; without it nothing is kept.
+    ``aof`` writes every change to disk before Redis answers; without it a restart loses all data.
     ``config`` takes further lines of redis.conf, such as ``"maxmemory-policy noeviction"``.
 
-    The server ends with the process that started it, however that ends. A forked child can
-    connect to it, but not signal it, and ``stop()`` does nothing there.
+    The server ends when the process that started it ends, also when that process is killed. A
+    forked child can connect to the server but not signal it, and ``stop()`` does nothing there.
     """
 
     host: Final = "127.0.0.1"
@@ -69,10 +69,10 @@ class RedisServer:
         where = f"{self.host}:{self._port}" if self._folder else "not started"
         return f"<RedisServer {where}>"
 
-    # Life
+    # Start and stop
 
     def start(self) -> None:
-        """Start with no data, and return as soon as the server answers."""
+        """Start without data, and return when the server answers."""
         if self._folder is not None:
             raise RuntimeError("this RedisServer is already started; restart() starts it again")
         program = find_redis_server()
@@ -88,11 +88,11 @@ class RedisServer:
             raise
 
     def stop(self) -> None:
-        """Stop the server, whatever state it is in, and remove its data. Safe to repeat."""
+        """Stop the server in any state, and remove its data. Can be called again."""
         if self._process is not None:
             if not self._process.is_ours:
                 return
-            # No farewell: its data goes with it, and a graceful end takes up to 100 ms.
+            # No graceful shutdown: its data is deleted anyway, and it takes up to 100 ms.
             self._process.kill()
             self._process = None
         if self._folder is not None:
@@ -102,40 +102,40 @@ class RedisServer:
     def restart(self) -> None:
         """Start again on the same port and folder, after kill() or after a graceful shutdown.
 
-        Data survives only where it was written: with ``aof=True`` or a ``save`` line.
+        Data is kept only with ``aof=True`` or a ``save`` line.
         """
         self._started()
         program = find_redis_server()
         if self._process is not None:
             self._require_ours(self._process)
             self._process.shut_down()
-        # The port was ours a moment ago. Should another process hold it now, it is most likely
-        # an outgoing connection, which passes.
+        # This server used the port until now. If another process has it, this is most likely an
+        # outgoing connection, which ends soon.
         deadline = time.monotonic() + _PORT_TIMEOUT_S
         while True:
             try:
                 return self._launch(program)
             except PortTakenError as taken:
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"port {self._port} was taken meanwhile") from taken
+                    raise RuntimeError(f"another process now uses port {self._port}") from taken
                 time.sleep(POLL_S)
 
     def kill(self) -> None:
-        """SIGKILL: nothing is saved, nobody is told."""
+        """SIGKILL: the server saves nothing and closes no connection properly."""
         self._running().kill()
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and new ones are accepted, and nothing answers."""
+        """SIGSTOP: connections stay open and the kernel accepts new ones, but no reply comes."""
         self._running().pause()
 
     def resume(self) -> None:
-        """SIGCONT: what arrived during the pause is answered now. Harmless if not paused."""
+        """SIGCONT: the server now answers requests of the pause. Does nothing if not paused."""
         if self.is_running:
             self._running().resume()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the server for the length of a block."""
+        """Pause the server during the block."""
         self.pause()
         try:
             yield
@@ -154,21 +154,21 @@ class RedisServer:
     ) -> None:
         self.stop()
 
-    # Facts
+    # State
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a process, paused or not, that this one may signal."""
+        """Whether the server process exists, paused or not, and this process may signal it."""
         return self._process is not None and self._process.is_alive
 
     @property
     def pid(self) -> int:
-        """The process id of the running server; another one after restart()."""
+        """The process id of the running server; restart() changes it."""
         return self._running().pid
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1; the same after restart()."""
+        """The port on 127.0.0.1; restart() does not change it."""
         self._started()
         return self._port
 
@@ -182,19 +182,19 @@ class RedisServer:
         """A new redis-py client for this server; ``options`` are those of ``redis.Redis``."""
         import redis
 
-        # redis-py types each option; ours are handed through unseen.
+        # redis-py types each option; we pass them through without checks.
         make: Callable[..., redis.Redis] = redis.Redis
         return make(**{"host": self.host, "port": self.port, "password": self._password, **options})
 
     def commands_processed(self) -> dict[str, int]:
-        """How often each command reached the server since it started, without our own.
+        """How often each command reached the server since it started, without those of this class.
 
-        Commands that were refused count, and so do those that a script called. Two equal
-        answers mean that nothing reached the server in between.
+        Counts rejected commands too, and those that a script called. If two results are equal, no
+        command reached the server in between.
         """
         return self._running().control.foreign_calls()
 
-    # Below the surface
+    # Private
 
     def _launch(self, program: Path) -> None:
         settings = self._started() / "redis.conf"
@@ -241,7 +241,7 @@ class RedisServer:
 
 
 def _free_port() -> int:
-    """A port that nobody has right now, low enough that a cluster's port, 10,000 up, exists too."""
+    """A free port that is low enough for a cluster, which also uses the port 10,000 above it."""
     while True:
         with socket.socket() as probe:
             probe.bind((RedisServer.host, 0))
@@ -251,5 +251,5 @@ def _free_port() -> int:
 
 
 def _quoted(value: str) -> str:
-    """A value for redis.conf that no character of it can break out of."""
+    """The value quoted for redis.conf, with every byte escaped."""
     return '"' + "".join(f"\\x{byte:02x}" for byte in value.encode()) + '"'

@@ -1,7 +1,7 @@
-"""The few words that ``RedisServer`` exchanges with its own server, and the count of them.
+"""The commands that ``RedisServer`` sends to its own server, and their count.
 
-A bare socket, not redis-py, which sends commands of its own when it connects: the commands of
-the test tool must be told apart from those of the test.
+Uses a plain socket. redis-py sends additional commands when it connects, and the commands of this
+module must be counted separately from those of the test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Final
 
 _REPLY_TIMEOUT_S: Final = 5.0
-# Short, because it is asked again: whoever took our port may listen and never answer.
+# Short, because it is retried: another process on our port may listen and never answer.
 _READY_TIMEOUT_S: Final = 0.25
 
 
@@ -21,7 +21,7 @@ class RefusedError(Exception):
 
 
 class Control:
-    """Asks one server process; remembers what it asked."""
+    """Sends commands to one server process, and counts them."""
 
     def __init__(self, host: str, port: int, password: str | None) -> None:
         self._address = (host, port)
@@ -29,16 +29,16 @@ class Control:
         self._own_calls: Counter[str] = Counter()
 
     def answers_as(self, pid: int) -> bool:
-        """Whether the process with this id serves. Raises OSError or RefusedError if none does."""
-        # Another server may have taken the port, and would answer the PING just as well.
+        """Whether the process with this id answers. Raises OSError or RefusedError if none does."""
+        # Another Redis server may use the port, and would answer the PING too.
         self._ask("PING", timeout_s=_READY_TIMEOUT_S)
         facts = self._ask("INFO", "server", timeout_s=_READY_TIMEOUT_S)
         return f"\r\nprocess_id:{pid}\r\n".encode() in facts
 
     def foreign_calls(self) -> dict[str, int]:
-        """The calls of each command that were not made here."""
+        """The number of calls of each command, without those of this object."""
         stats = self._ask("INFO", "commandstats").decode()
-        # The reply was made before this very INFO was counted.
+        # The reply does not count this INFO itself.
         own = self._own_calls - Counter(info=1)
         return dict(Counter(dict(_parse_commandstats(stats))) - own)
 
@@ -62,7 +62,7 @@ def _encoded(words: Iterable[str]) -> bytes:
 
 
 def _read_reply(replies: BinaryIO) -> bytes:
-    """A status, an error or a bulk string: the commands asked here have no other replies."""
+    """Read a status, an error or a bulk string: the commands here have no other replies."""
     line = replies.readline()
     if not line.endswith(b"\r\n"):
         raise ConnectionError("redis-server closed the connection")

@@ -1,9 +1,9 @@
-"""No server outlives the process that started it, not even when that process is killed.
+"""Kills a server when the process that started it ends, also when that process is killed.
 
-A ``Guard`` is a shell of a few kilobytes that waits on a pipe from us. When we die, however we
-die, the kernel closes the pipe, and the shell kills the server and removes its folder. Linux's
-PR_SET_PDEATHSIG would be simpler, but it fires when the *thread* that started the server ends,
-and needs code between fork and exec, which Python warns about once there are threads.
+A ``Guard`` is a small shell process that reads from a pipe of this process. When this process ends
+in any way, the kernel closes the pipe, and the shell kills the server and removes its folder.
+Linux's PR_SET_PDEATHSIG would be simpler. But it sends its signal when the *thread* that started
+the server ends, and it needs code between fork and exec, which is not safe with threads.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import subprocess
 import weakref
 from pathlib import Path
 
-# The first line is the pid to watch. A second line means that all is well; the end of the pipe
-# without it means that we are gone.
+# The first line is the pid to kill. A second line means: end without killing. If the pipe is closed
+# before the second line, the process that started the server has ended.
 _WATCH = 'read -r pid && { read -r _ || { kill -KILL "$pid"; rm -rf -- "$1"; }; }'
 
 _guards: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -33,45 +33,45 @@ class Guard:
                 stdin=reader,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Ctrl-C goes to the whole process group, and must not take the guard first.
+                # Ctrl-C goes to the whole process group, and must not kill the guard.
                 start_new_session=True,
             )
         except BaseException:
-            self.forget()
+            self.close_pipe()
             raise
         finally:
             os.close(reader)
         _guards.add(self)
 
     def watch(self, pid: int) -> None:
-        """Name the process to kill. Until then the guard kills nothing."""
-        self._tell(f"{pid}\n")
+        """Set the process to kill. Until then the guard kills nothing."""
+        self._write(f"{pid}\n")
         self._watching = True
 
     def dismiss(self) -> None:
-        """End the guard without any killing, once the watched process is reaped. Repeatable."""
+        """End the guard without killing, after the watched process ended. Can be called again."""
         if self._watching and self._pipe >= 0:
-            self._tell("\n")
-        self.forget()
+            self._write("\n")
+        self.close_pipe()
         self._shell.wait()
 
-    def forget(self) -> None:
-        """Let go of the pipe; in a forked child, where the parent still holds the other copy."""
+    def close_pipe(self) -> None:
+        """Close the pipe. In a forked child this closes only the child's copy."""
         if self._pipe >= 0:
             os.close(self._pipe)
             self._pipe = -1
 
-    def _tell(self, line: str) -> None:
-        # A guard that somebody killed is no reason for a test to fail.
+    def _write(self, line: str) -> None:
+        # A test must not fail because its guard was killed.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._pipe, line.encode())
 
 
-def _forget_all() -> None:
-    # A child that kept the pipe open would keep the guard from seeing that the parent died.
+def _close_all_pipes() -> None:
+    # If a child kept the pipe open, the guard would not detect that the parent ended.
     for guard in list(_guards):
-        guard.forget()
+        guard.close_pipe()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
+    os.register_at_fork(after_in_child=_close_all_pipes)

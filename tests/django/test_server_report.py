@@ -59,10 +59,10 @@ def test_a_healthy_server_has_no_findings():
     ("change", "finding"),
     [
         ({"maxmemory_policy": "allkeys-lru"}, "can be evicted"),
-        ({"maxmemory_policy": None}, "is not known"),
+        ({"maxmemory_policy": None}, "is unknown"),
         ({"role": "replica"}, "is a replica"),
         ({"aof": False}, "nothing is written to disk"),
-        ({"clock_offset_ms": -2_500.0}, "2.5 s apart"),
+        ({"clock_offset_ms": -2_500.0}, "differ by 2.5 s"),
         ({"version": "6.0.16"}, "older than 6.2"),
     ],
 )

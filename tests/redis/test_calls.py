@@ -100,7 +100,7 @@ def test_only_a_waiter_leaves_a_flag(calls):
 
 
 def test_a_counter_that_is_used_up_is_an_internal_error(calls):
-    with pytest.raises(LockError, match="used up") as caught:
+    with pytest.raises(LockError, match="at its maximum") as caught:
         calls.acquire("k", 1_000, None).read([-1])
     assert caught.value.code == "Internal"
 

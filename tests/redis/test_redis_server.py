@@ -254,7 +254,7 @@ def test_restart_says_when_the_port_stays_taken(monkeypatch, server):
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         thief.bind((server.host, server.port))
         thief.listen()
-        with pytest.raises(RuntimeError, match="taken meanwhile"):
+        with pytest.raises(RuntimeError, match="another process now uses port"):
             server.restart()
 
 

@@ -13,7 +13,7 @@ from redis.sentinel import Sentinel
 
 from syncguard import LockError
 from syncguard.redis import AsyncRedisBackend, RedisBackend, impatient_options, inspect_server
-from syncguard.redis._transport.connections import place_of
+from syncguard.redis._transport.connections import describe_server
 from syncguard.testing import RedisServer
 
 DEAD = "redis://zoe:hunter2@127.0.0.1:1/3"
@@ -32,17 +32,17 @@ ONE_TRY = impatient_options()
 )
 def test_a_place_is_the_host_the_port_and_the_database(url, place):
     client = redis.Redis.from_url(url)
-    assert place_of(client) == place_of(client.connection_pool) == place
-    assert place_of(redis.asyncio.Redis.from_url(url)) == place
+    assert describe_server(client) == describe_server(client.connection_pool) == place
+    assert describe_server(redis.asyncio.Redis.from_url(url)) == place
 
 
 def test_behind_sentinel_a_place_is_the_name_of_the_service():
     client = Sentinel([("127.0.0.1", 1)]).master_for("orders", password="hunter2", db=2)
-    assert place_of(client) == "the Sentinel service 'orders', database 2"
+    assert describe_server(client) == "the Sentinel service 'orders', database 2"
 
 
 def test_what_has_no_address_has_no_place():
-    assert place_of(object()) == ""
+    assert describe_server(object()) == ""
 
 
 OPERATIONS = {

@@ -15,7 +15,7 @@ from syncguard import ReleaseResult
 from syncguard.redis import RedisBackend
 from syncguard.redis._transport import runner, socket_polling
 from syncguard.redis._transport.connections import Connection, Pool
-from syncguard.redis._transport.socket_polling import NEAR_S, Look, Nearness, look_at
+from syncguard.redis._transport.socket_polling import MAX_SPIN_S, Poll, ReplySpin, poll_of
 from syncguard.testing import RedisServer
 
 
@@ -55,7 +55,7 @@ class Line:
     def look(self, timeout: int) -> list[object]:
         assert timeout == 0
         self.looks += 1
-        self._clock.now += NEAR_S / 10
+        self._clock.now += MAX_SPIN_S / 10
         return ["news"] if self.looks > self._after else []
 
     def read(self) -> None:
@@ -63,63 +63,63 @@ class Line:
 
 
 def near(clock: Clock) -> Line:
-    return Line(clock, after_looks=3, sleep_s=NEAR_S / 100)
+    return Line(clock, after_looks=3, sleep_s=MAX_SPIN_S / 100)
 
 
 def far(clock: Clock) -> Line:
-    return Line(clock, after_looks=1000, sleep_s=NEAR_S * 4)
+    return Line(clock, after_looks=1000, sleep_s=MAX_SPIN_S * 4)
 
 
-def ask(nearness: Nearness, line: Line) -> int:
+def ask(replies: ReplySpin, line: Line) -> int:
     """How often it looked before it read."""
-    sent_at = nearness.linger(line.look)
+    sent_at = replies.spin(line.look)
     line.read()
-    nearness.note(sent_at)
+    replies.record_reply(sent_at)
     return line.looks
 
 
 def test_the_first_reply_is_waited_for_asleep(clock: Clock) -> None:
-    assert ask(Nearness(), near(clock)) == 0
+    assert ask(ReplySpin(), near(clock)) == 0
 
 
 def test_after_a_quick_reply_the_next_is_looked_for_until_it_is_there(clock: Clock) -> None:
-    nearness = Nearness()
-    ask(nearness, near(clock))
-    assert ask(nearness, near(clock)) == 4
+    replies = ReplySpin()
+    ask(replies, near(clock))
+    assert ask(replies, near(clock)) == 4
 
 
 def test_looking_ends_after_a_moment_and_then_we_sleep(clock: Clock) -> None:
-    nearness = Nearness()
-    ask(nearness, near(clock))
-    assert 5 < ask(nearness, far(clock)) < 15
-    assert ask(nearness, far(clock)) == 0, "one slow reply is enough to sleep at once"
+    replies = ReplySpin()
+    ask(replies, near(clock))
+    assert 5 < ask(replies, far(clock)) < 15
+    assert ask(replies, far(clock)) == 0, "one slow reply is enough to sleep at once"
 
 
 def test_a_redis_that_comes_nearer_is_looked_for_again(clock: Clock) -> None:
-    nearness = Nearness()
-    ask(nearness, far(clock))
-    assert ask(nearness, near(clock)) == 0
-    assert ask(nearness, near(clock)) > 0
+    replies = ReplySpin()
+    ask(replies, far(clock))
+    assert ask(replies, near(clock)) == 0
+    assert ask(replies, near(clock)) > 0
 
 
 def test_where_no_thread_can_step_aside_every_reply_is_waited_for_asleep(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_polling, "_step_aside", None)
-    nearness = Nearness()
-    ask(nearness, near(clock))
-    assert ask(nearness, near(clock)) == 0
+    monkeypatch.setattr(socket_polling, "_yield_cpu", None)
+    replies = ReplySpin()
+    ask(replies, near(clock))
+    assert ask(replies, near(clock)) == 0
 
 
 def test_under_gevent_every_reply_is_waited_for_asleep() -> None:
     program = """
 from gevent import monkey
 monkey.patch_all()
-from syncguard.redis._transport.socket_polling import Nearness
-nearness, looks = Nearness(), []
+from syncguard.redis._transport.socket_polling import ReplySpin
+replies, looks = ReplySpin(), []
 for _ in range(3):
-    nearness.note(nearness.linger(looks.append))
-assert nearness._is_near and not looks
+    replies.record_reply(replies.spin(looks.append))
+assert replies._last_reply_was_quick and not looks
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
 
@@ -131,7 +131,7 @@ def test_looking_sees_what_there_is_to_read_and_the_end(
     if not has_poll:  # as on Windows
         monkeypatch.delattr(select, "poll")
     ours, theirs = pair
-    look = look_at(ours)
+    look = poll_of(ours)
     assert not look(0)
     theirs.send(b"+OK\r\n")
     assert look(0)
@@ -184,24 +184,24 @@ def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
 def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lingering: list[str] = []
+    spinning: list[str] = []
     together = threading.Barrier(2)
-    original = Nearness.linger
+    original = ReplySpin.spin
 
-    def linger(self: Nearness, look: Look) -> float:
-        lingering.append(threading.current_thread().name)
-        if len(lingering) == 1:
+    def spin(self: ReplySpin, look: Poll) -> float:
+        spinning.append(threading.current_thread().name)
+        if len(spinning) == 1:
             together.wait(10)  # the kept connection is in use; let the other one call
             together.wait(10)
         return original(self, look)
 
     with syncguard_redis.client() as client, RedisBackend(client) as backend:
         backend.is_locked("k")
-        monkeypatch.setattr(Nearness, "linger", linger)
+        monkeypatch.setattr(ReplySpin, "spin", spin)
         first = threading.Thread(target=backend.is_locked, args=("k",), name="first")
         first.start()
         together.wait(10)
         assert backend.is_locked("k") is False
         together.wait(10)
         first.join(10)
-    assert lingering == ["first"]
+    assert spinning == ["first"]

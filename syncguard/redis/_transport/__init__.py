@@ -1,1 +1,1 @@
-"""Connections to Redis: send, read, recover, name errors. Private."""
+"""Connections to Redis: send, read, reconnect, map errors. Private."""

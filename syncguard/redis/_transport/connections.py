@@ -1,8 +1,8 @@
-"""What we ask of redis-py's connections and pools, beyond its commands. All of it is here.
+"""Everything we use of redis-py's connections and pools, beyond its commands.
 
 redis-py spends more time around a command (retries, metrics, callbacks, pool bookkeeping) than on
-it. The connection's own send and read do not, and every one of our calls is one of each. What is
-private to redis-py or differs between its versions 5 to 8 is touched in this module only.
+the command. A connection's own send and read do not have this cost, and each of our calls needs
+one of each. Only this module uses what is private to redis-py or differs between versions 5 to 8.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AsyncRetrying(Protocol):
 
 
 class Connection(Protocol):
-    """What we use of a blocking connection. redis-py itself leaves most of it untyped."""
+    """What we use of a blocking connection. redis-py has no types for most of it."""
 
     pid: int
     retry: Retrying
@@ -96,9 +96,9 @@ class AsyncPool(Protocol):
 
 
 class AsyncNodePool:
-    """For a node of a cluster, which has no pool with asyncio.
+    """A pool for a cluster node, because redis-py's asyncio cluster has none.
 
-    It opens each connection anew, and keeps none: so there is nothing for a user to close.
+    It opens a new connection each time and keeps none, so a user does not have to close it.
     """
 
     def __init__(self, node: Any) -> None:
@@ -119,22 +119,22 @@ class AsyncNodePool:
 T = TypeVar("T")
 
 LARGE_POOL: Final = 8
-"""A pool smaller than this is somebody's hard limit: we keep no connection of it for ourselves."""
+"""A smaller pool is a limit that the user chose: we keep no connection of it between calls."""
 
 
 def shared(pool: Pool | AsyncPool, name: str, make: Callable[[], T]) -> T:
-    """Something of ours that all backends on one pool share, and that lives as long as the pool."""
+    """Return an object that all backends on one pool share, and that exists as long as the pool."""
     value: T = pool.__dict__.setdefault(f"_syncguard_{name}", make())
     return value
 
 
 def runner_pool(client: object) -> Pool | None:
-    """The pool of a client whose connections are real sockets; None for mocks and clusters."""
+    """Return the client's pool if its connections are real sockets; None for mocks and clusters."""
     pool = getattr(client, "connection_pool", None)
     if not isinstance(pool, redis.ConnectionPool) or getattr(pool, "cache", None) is not None:
         return None
     kind: Any = pool.connection_class
-    # A class that answers can_read by itself (fakeredis) has no socket to send to.
+    # A class with its own can_read (fakeredis) has no socket.
     is_real = issubclass(kind, _Connection) and kind.can_read is _Connection.can_read
     return cast("Pool", pool) if is_real else None
 
@@ -150,14 +150,14 @@ def async_runner_pool(client: object) -> AsyncPool | None:
 
 
 def take(pool: Pool) -> Connection:
-    """A connection from the pool, connected and clean."""
+    """Take a connection from the pool; it is connected and has no unread reply."""
     return pool.get_connection(*_pool_arguments(pool))
 
 
-def give_back_if_out(pool: Pool, connection: Connection) -> None:
-    """After an interrupt, which may have struck before the connection was released, or after it.
+def release_if_in_use(pool: Pool, connection: Connection) -> None:
+    """Release a connection after an interrupt, unless it was released before the interrupt.
 
-    Never release without asking: some versions take a connection twice, and hand it out twice.
+    Never release twice: some versions of redis-py would then give it to two callers.
     """
     queue = getattr(getattr(pool, "pool", None), "queue", None)  # a blocking pool's
     in_use = getattr(pool, "_in_use_connections", ())
@@ -171,13 +171,13 @@ async def take_async(pool: AsyncPool) -> AsyncConnection:
 
 
 def _pool_arguments(pool: Pool | AsyncPool) -> tuple[str, ...]:
-    # Before 5.3 the pool wanted a command's name; since then it warns of one.
+    # Before redis-py 5.3 the pool requires a command name; since 5.3 it warns about one.
     command = inspect.signature(pool.get_connection).parameters.get("command_name")
     return ("EVALSHA",) if command is not None and command.default is command.empty else ()
 
 
 def private_connection(pool: Pool, timeout_s: float) -> Connection:
-    """A connection outside the pool for one purpose: no retries, and no wait beyond the timeout."""
+    """Make a connection outside the pool, with no retries and no wait beyond the timeout."""
     settings = _bounded(pool.connection_kwargs, timeout_s)
     return pool.connection_class(**settings, retry=_Retry(NoBackoff(), 0))
 
@@ -198,7 +198,7 @@ def _bounded(settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
 
 
 def packer() -> Callable[[Command], bytes] | None:
-    """hiredis's own packer, without redis-py's wrapping, which costs twice the packing."""
+    """Return hiredis's packer. redis-py's wrapper around it costs twice as much as the packing."""
     try:
         from hiredis import pack_command
     except ImportError:
@@ -207,14 +207,14 @@ def packer() -> Callable[[Command], bytes] | None:
     return pack
 
 
-def place_of(client: object) -> str:
-    """Where the server of a client or a pool is, for error texts. Empty where that is not known.
+def describe_server(client: object) -> str:
+    """Return the address of the server of a client or a pool, for error texts. Empty if unknown.
 
-    Host, port and database only: never a user name, and never the whole settings, which hold the
+    Only host, port and database: never a user name, and never all settings, which contain the
     password.
     """
     if isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
-        return _cluster_place(client)
+        return _describe_cluster(client)
     pool = getattr(client, "connection_pool", client)
     settings = getattr(pool, "connection_kwargs", None)
     if not isinstance(settings, Mapping):
@@ -228,7 +228,7 @@ def place_of(client: object) -> str:
     return f"{_host_and_port(settings.get('host'), settings.get('port'))}, {database}"
 
 
-def _cluster_place(client: Any) -> str:
+def _describe_cluster(client: Any) -> str:
     node = client.get_default_node()
     return "" if node is None else f"the cluster of {_host_and_port(node.host, node.port)}"
 
@@ -239,20 +239,20 @@ def _host_and_port(host: object, port: object) -> str:
 
 
 def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
-    """How long the client waits for a reply, or None for ever."""
+    """How long the client waits for a reply; None: no limit."""
     seconds = pool.connection_kwargs.get("socket_timeout")
     return None if seconds is None else float(seconds) * 1000
 
 
 async def is_closed(connection: AsyncConnection) -> bool:
-    """Whether the server has hung up on a connection that we kept."""
-    await asyncio.sleep(0)  # the loop notices a closed socket only when it runs
+    """Whether the server has closed a connection that we kept."""
+    await asyncio.sleep(0)  # the loop detects a closed socket only when it runs
     reader = getattr(connection, "_reader", None)
     return reader is None or reader.at_eof() or not connection.is_connected
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """The socket itself. kombu uses the same attribute, so it will stay."""
+    """Return the socket. kombu uses the same private attribute, so it is unlikely to change."""
     sock: socket.socket | None = getattr(connection, "_sock", None)
     if sock is None:
         raise redis.ConnectionError("not connected")

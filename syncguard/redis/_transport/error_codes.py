@@ -1,7 +1,7 @@
-"""Which of our error codes a failure of Redis is: by exception class, then by Redis's own code.
+"""Maps a failure of Redis to one of our error codes: by exception class, then by Redis's own code.
 
-Never by searching messages: a message is prose and changes. The order matters, because
-redis-py's AuthenticationError is a ConnectionError.
+Never by searching messages, because messages change. The order matters, because redis-py's
+AuthenticationError is a ConnectionError.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ FAULTS: Final = (
     asyncio.TimeoutError,
     OSError,
 )
-"""What Redis, its client and the network raise. Anything else came from outside, for instance a
-time limit that struck in the middle of a call, and must reach whoever set it."""
+"""The exceptions of Redis, its client and the network. All others come from outside, for example
+from a time limit that ended during a call, and must reach the caller unchanged."""
 
 _BY_CLASS: Final[tuple[tuple[tuple[type[BaseException], ...], ErrorCode], ...]] = (
     (
@@ -69,7 +69,7 @@ _BY_REPLY: Final[dict[str, ErrorCode]] = {
     "BUSY": "ServiceUnavailable",
 }
 
-# Redis 6.2 wraps what a script met: "Error running script (...): @user_script:9: CODE ..."
+# Redis 6.2 wraps an error inside a script: "Error running script (...): @user_script:9: CODE ..."
 _INSIDE_SCRIPT: Final = re.compile(r"Error running script .*?@user_script: ?\d+: -?([A-Z]+)\b")
 _FIRST_WORD: Final = re.compile(r"-?([A-Z]+)\b")
 
@@ -81,12 +81,12 @@ _NOT_SERVING: Final[dict[str, type[redis_errors.RedisError]]] = {
 }
 
 NOT_SERVING: Final = tuple(_NOT_SERVING.values())
-"""The server at the other end cannot serve us, and did nothing. Another may have its place by now:
-after a failover a new connection to the same address leads there, and the old ones never do."""
+"""The server cannot execute the request, and has not executed it. After a failover, a new
+connection to the same address reaches the new primary; an old connection never does."""
 
 
 def error_code(error: BaseException) -> ErrorCode:
-    """The code for a failure of the client library or of the server behind it."""
+    """Return the code for an error of the client library or of the server."""
     for classes, code in _BY_CLASS:
         if isinstance(error, classes):
             return code
@@ -94,9 +94,10 @@ def error_code(error: BaseException) -> ErrorCode:
 
 
 def not_serving(error: BaseException) -> redis_errors.RedisError | None:
-    """The error as one of ``NOT_SERVING``, if it says that; as ``retry_on_error`` knows it.
+    """Return the error as one of the ``NOT_SERVING`` classes, or None if it is another error.
 
-    redis-py has no such class for what Redis 6.2 wraps when a script meets it.
+    ``retry_on_error`` compares these classes, and redis-py does not use them for an error that
+    Redis 6.2 wraps inside a script.
     """
     if isinstance(error, NOT_SERVING):
         return error
@@ -113,21 +114,21 @@ def _reply_code(error: BaseException) -> str:
 
 
 def lock_error(
-    error: Exception, *, place: str = "", key: str | None = None, lock_id: str | None = None
+    error: Exception, *, server: str = "", key: str | None = None, lock_id: str | None = None
 ) -> LockError:
-    """The failure as a LockError. Its text names the kind of failure and the server (``place``, as
-    ``connections.place_of`` writes it), never the key, the lock id or a password."""
+    """Return the failure as a LockError. Its text names the kind of failure and the server (the
+    text of ``connections.describe_server``), never the key, the lock id or a password."""
     code = error_code(error)
     context = ErrorContext(key=key, lock_id=lock_id, cause=error)
-    redis = f"Redis at {place}," if place else "Redis"
+    redis = f"Redis at {server}," if server else "Redis"
     return LockError(code, f"{redis} {_TEXT[code]} ({type(error).__name__})", context)
 
 
 _TEXT: Final[dict[ErrorCode, str]] = {
-    "AuthFailed": "refused the credentials or the permission",
-    "NetworkTimeout": "did not answer in time; the operation may or may not have happened",
+    "AuthFailed": "rejected the credentials, or the user lacks a permission",
+    "NetworkTimeout": "did not answer in time; the operation may or may not have been executed",
     "RateLimited": "or its connection pool is at its limit",
-    "ServiceUnavailable": "cannot be reached, or refused to serve",
-    "InvalidArgument": "refused the request: is something else stored under our names?",
+    "ServiceUnavailable": "cannot be reached, or cannot execute requests now",
+    "InvalidArgument": "rejected the request; another application may be using this key_prefix",
     "Internal": "failed unexpectedly",
 }

@@ -1,8 +1,8 @@
-"""Many calls in few round trips, on one connection of the client's own pool.
+"""Runs many calls in few round trips, on one connection of the client's own pool.
 
-Only for calls that may be sent twice. What a broken connection left without a reply is sent again,
-one call at a time; the first call that fails answers for the rest, so that a dead server costs its
-time-out once and not once a call.
+Only for calls that may be sent twice. Calls without a reply after a broken connection are sent
+again, one at a time. The first call that then fails gives its error to the rest, so that an
+unreachable server costs one time-out, and not one per call.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from typing import Final, TypeVar
 from redis.exceptions import ResponseError
 
 from syncguard.errors import LockError
-from syncguard.redis._transport.connections import Connection, Pool, give_back_if_out, take
+from syncguard.redis._transport.connections import Connection, Pool, release_if_in_use, take
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.runner import Runner
 from syncguard.redis.calls import Call
 
 T = TypeVar("T")
 
-_AT_ONCE: Final = 256
-"""So many requests are sent before a reply is read: few enough that no socket buffer fills up."""
+_MAX_IN_FLIGHT: Final = 256
+"""How many requests are sent before a reply is read: few enough not to fill a socket buffer."""
 
 _NO_REPLY: Final = object()
 
 
-def run_together(pool: Pool, runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
-    """The result of each call, or its error, in their order. ``runner`` runs one by itself."""
-    # The first by itself: Redis then knows the script, and a server that is down is known to be.
-    results = run_in_turn(runner, calls[:1])
-    runner.close()  # the connection that it keeps serves here: no other is opened
+def run_pipelined(pool: Pool, runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
+    """Return the result or the error of each call, in order. ``runner`` runs a single call."""
+    # Run the first call alone: it loads the script, and it fails if the server is down.
+    results = run_one_by_one(runner, calls[:1])
+    runner.close()  # returns the kept connection to the pool, so that it is reused here
     failed = next((first for first in results if isinstance(first, LockError)), None)
-    for start in range(1, len(calls), _AT_ONCE):
-        chunk = calls[start : start + _AT_ONCE]
+    for start in range(1, len(calls), _MAX_IN_FLIGHT):
+        chunk = calls[start : start + _MAX_IN_FLIGHT]
         replies = [_NO_REPLY] * len(chunk) if failed else _exchange(pool, chunk)
         for call, reply in zip(chunk, replies, strict=True):
             if failed and reply is _NO_REPLY:
@@ -51,12 +51,12 @@ def run_together(pool: Pool, runner: Runner, calls: Sequence[Call[T]]) -> list[T
 def _result(call: Call[T], reply: object, runner: Runner) -> T:
     if reply is _NO_REPLY:
         return runner.run(_resent(call))
-    if isinstance(reply, ResponseError):  # such as that of a server that was demoted
+    if isinstance(reply, ResponseError):  # for example from a primary that is now a replica
         return runner.run(call)
     return call.read(reply)
 
 
-def run_in_turn(runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
+def run_one_by_one(runner: Runner, calls: Sequence[Call[T]]) -> list[T | LockError]:
     """The same without a pipeline, for clusters and for mocks."""
     results: list[T | LockError] = []
     failed: LockError | None = None
@@ -81,14 +81,14 @@ def _exchange(pool: Pool, calls: Sequence[Call[T]]) -> list[object]:
         finally:
             if connection is not None:
                 if len(replies) < len(calls):
-                    connection.disconnect()  # the next call must not find the replies to these
+                    connection.disconnect()  # the next call must not read replies to these calls
                 try:
                     pool.release(connection)
                 except BaseException:
-                    give_back_if_out(pool, connection)
+                    release_if_in_use(pool, connection)
                     raise
     except FAULTS:
-        pass  # what has no reply is run by itself, and tells what is wrong
+        pass  # calls without a reply run one by one, and report the error
     return [*replies, *[_NO_REPLY] * (len(calls) - len(replies))]
 
 
@@ -104,6 +104,6 @@ def _command(call: Call[T]) -> tuple[str, ...]:
 
 
 def _resent(call: Call[T]) -> Call[T]:
-    """The call, which may have been carried out already: its reply is read as that of a copy."""
+    """A copy of the call that reads its reply as that of a request that was sent twice."""
     if_resent, read = call.if_resent, call.read
     return replace(call, read=lambda reply: if_resent(reply, read(reply))) if if_resent else call

@@ -1,7 +1,7 @@
-"""Redis's answers out of a stream of bytes, as far as they have come.
+"""Parses Redis replies from the bytes that have arrived so far.
 
 For a connection that must never block: a reply may arrive in pieces, and redis-py's own parsers
-wait for the rest. Reads what scripts answer: numbers, text, nothing, errors, and lists of those.
+block until it is complete. Parses the replies of scripts: numbers, text, nil, errors, and lists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from redis.exceptions import NoScriptError
 
 
 class _Incomplete(Exception):
-    """The rest has not arrived yet."""
+    """The reply has not arrived completely."""
 
 
 class ReplyParser:
@@ -21,7 +21,7 @@ class ReplyParser:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[object]:
-        """The replies that are complete now. An error reply is returned, not raised."""
+        """Return the replies that are complete now. An error reply is returned, not raised."""
         self._buffer += data
         replies: list[object] = []
         position = 0
@@ -52,7 +52,7 @@ class ReplyParser:
             return rest, position
         if kind == b"_":
             return None, position
-        raise redis.InvalidResponse("not a reply that a script gives")
+        raise redis.InvalidResponse("unexpected type of reply to a script")
 
     def _list(self, length: int, position: int) -> tuple[object, int]:
         items: list[object] = []
@@ -71,5 +71,5 @@ class ReplyParser:
 
 
 def _error(text: str) -> redis.ResponseError:
-    text = text.removeprefix("ERR ")  # as redis-py does: behind it Redis 6.2 tells what it was
+    text = text.removeprefix("ERR ")  # as redis-py does; on Redis 6.2 the script's error follows
     return NoScriptError(text) if text.startswith("NOSCRIPT") else redis.ResponseError(text)

@@ -1,8 +1,8 @@
-"""Running a call on a blocking connection: send, read, recover.
+"""Runs a call on a blocking connection: send, read, reconnect.
 
-``ConnectionRunner`` talks to real sockets and is what makes SyncGuard quick; ``CommandRunner`` goes
-through the client's own commands, for clusters and for mocks. Both know what to do when Redis has
-forgotten a script, and both turn every failure into a LockError.
+``ConnectionRunner`` uses the sockets directly, which is faster. ``CommandRunner`` uses the client's
+commands, for clusters and for mocks. Both send a script's text again when Redis no longer has it,
+and both raise every failure as a LockError.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from syncguard.redis._transport.connections import (
     LARGE_POOL,
     Connection,
     Pool,
-    give_back_if_out,
+    describe_server,
     packer,
-    place_of,
+    release_if_in_use,
     shared,
     socket_of,
     take,
 )
 from syncguard.redis._transport.error_codes import FAULTS, NOT_SERVING, lock_error, not_serving
-from syncguard.redis._transport.socket_polling import Look, Nearness, look_at
+from syncguard.redis._transport.socket_polling import Poll, ReplySpin, poll_of
 from syncguard.redis.calls import Call
 
 T = TypeVar("T")
 
 FRESH_FOR_S: Final = 1.0
-"""A spare connection that lay longer than this goes through the pool, which checks its health."""
+"""A connection kept unused for longer than this is returned to the pool, which checks it."""
 
 _pack: Final = packer()
-_LOST: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
-_ELSEWHERE: Final[tuple[type[Exception], ...]] = (*_LOST, *NOT_SERVING)
-"""This connection is of no more use. Another may be."""
+_CONNECTION_FAILURES: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+_RECONNECT_AFTER: Final[tuple[type[Exception], ...]] = (*_CONNECTION_FAILURES, *NOT_SERVING)
+"""After these errors the connection cannot be used again. A new one may work."""
 
 
 class Runner(Protocol):
@@ -53,29 +53,30 @@ class Runner(Protocol):
 class ConnectionRunner:
     """Runs calls on connections of the client's own pool.
 
-    One connection at most is kept back between calls, because taking one from the pool costs
-    more than the call. Threads that meet take others. A forked child starts without.
+    At most one connection is kept between calls, because taking one from the pool costs more than
+    the call. Threads that run at the same time take others from the pool. A forked child does not
+    use the kept one.
     """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._keeps = pool.max_connections >= LARGE_POOL
-        # One for the pool, not one for each backend on it.
+        self._keeps_one = pool.max_connections >= LARGE_POOL
+        # Shared by all backends on this pool.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
-        self._nearness = shared(pool, "nearness", Nearness)
-        self._place = place_of(pool)
-        # How to look at the last kept one's socket: finding that out costs as much as the look.
-        self._looked_at: tuple[socket.socket | None, Look] = (None, lambda _ms: ())
+        self._spin = shared(pool, "reply_spin", ReplySpin)
+        self._server = describe_server(pool)
+        # The poll object of the last kept socket: making one costs as much as using it.
+        self._last_poll: tuple[socket.socket | None, Poll] = (None, lambda _ms: ())
 
     def run(self, call: Call[T]) -> T:
-        # An interrupt strikes where a function begins, or has ended. So a connection is in a
-        # variable as soon as it is taken, and is kept by a single call, without one of ours around.
+        # An interrupt is raised where a function starts or has ended. So a connection is stored in
+        # a variable as soon as it is taken, and one call, not a function of ours, keeps it.
         connection: Connection | None = None
         clean, used_at = False, 0.0
         try:
             try:
-                connection, look = self._take(checked=call.if_resent is not None)
-                reply, resent = self._exchange(connection, call, look)
+                connection, poll = self._take(checked=call.if_resent is not None)
+                reply, resent = self._exchange(connection, call, poll)
                 clean, used_at = True, time.monotonic()
             except redis.ResponseError as error:
                 clean = not isinstance(error, NOT_SERVING)  # the reply was read
@@ -83,21 +84,22 @@ class ConnectionRunner:
             finally:
                 if connection is not None:
                     if not clean:
-                        # Interrupted, perhaps between sending and reading: the next call must not
-                        # find the reply to this one. If this is interrupted too, nobody gets it.
+                        # Possibly interrupted between sending and reading: the next call must not
+                        # read the reply to this one. If disconnect is interrupted too, the
+                        # connection is not used again.
                         connection.disconnect()
-                    if self._keeps and not self._spare:
+                    if self._keeps_one and not self._spare:
                         self._spare.append((connection, used_at))
                     else:
                         try:
                             self._pool.release(connection)
                         except BaseException:
-                            give_back_if_out(self._pool, connection)
+                            release_if_in_use(self._pool, connection)
                             raise
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(
-                error, place=self._place, key=call.key, lock_id=call.lock_id
+                error, server=self._server, key=call.key, lock_id=call.lock_id
             ) from error
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
@@ -105,68 +107,69 @@ class ConnectionRunner:
         while self._spare:
             self._pool.release(self._spare.pop()[0])
 
-    def _take(self, *, checked: bool) -> tuple[Connection, Look | None]:
-        """A connection; if it is the kept one, also how to look at it.
+    def _take(self, *, checked: bool) -> tuple[Connection, Poll | None]:
+        """Take a connection; if it is the kept one, also return its poll function.
 
-        ``checked``: never one that is dead already. For calls whose second sending cannot be told
-        from a first, it pays to look before.
+        ``checked``: never return a connection that the server has closed. Needed for calls whose
+        result is uncertain when they are sent twice.
         """
         try:
-            connection, given_at = self._spare.pop()
+            connection, kept_at = self._spare.pop()
         except IndexError:
             return take(self._pool), None
         try:
-            # In a forked child the socket is the parent's. The pool starts afresh here too.
+            # In a forked child the socket belongs to the parent. redis-py's pool resets itself too.
             ours = connection.pid == os.getpid()
             try:
-                if ours and time.monotonic() - given_at <= FRESH_FOR_S:
-                    look = self._look_at(socket_of(connection))
-                    if not (checked and look(0)):  # nothing was asked: news can only be its end
-                        return connection, look
+                if ours and time.monotonic() - kept_at <= FRESH_FOR_S:
+                    poll = self._poll_of(socket_of(connection))
+                    # Nothing was sent, so if there is something to read, the server closed it.
+                    if not (checked and poll(0)):
+                        return connection, poll
             except redis.ConnectionError:
                 pass
             if ours:
                 self._pool.release(connection)
         except BaseException:
-            give_back_if_out(self._pool, connection)
+            release_if_in_use(self._pool, connection)
             raise
         return take(self._pool), None
 
-    def _look_at(self, sock: socket.socket) -> Look:
-        known, look = self._looked_at
+    def _poll_of(self, sock: socket.socket) -> Poll:
+        known, poll = self._last_poll
         if known is not sock:
-            look = look_at(sock)
-            self._looked_at = sock, look
-        return look
+            poll = poll_of(sock)
+            self._last_poll = sock, poll
+        return poll
 
     def _exchange(
-        self, connection: Connection, call: Call[T], look: Look | None
+        self, connection: Connection, call: Call[T], poll: Poll | None
     ) -> tuple[object, bool]:
         try:
             _send(connection, call)
-            if look is None:
+            if poll is None:
                 return _read(connection, call), False
-            # Of the threads that meet only the one with the kept connection lingers.
-            sent_at = self._nearness.linger(look)
+            # Of several threads, only the one with the kept connection spins.
+            sent_at = self._spin.spin(poll)
             reply = _read(connection, call)
-            self._nearness.note(sent_at)
+            self._spin.record_reply(sent_at)
             return reply, False
-        except _ELSEWHERE as error:
+        except _RECONNECT_AFTER as error:
             connection.disconnect()
-            # A server that restarted closed its side of a connection that we kept; one that was
-            # demoted left all of them open. That proves nothing about the server now, so one
-            # fresh try, whatever the client's retries are. A time-out does prove something.
-            # Sending twice is safe: every call is idempotent.
+            # A server that restarted has closed the kept connection; a server that became a replica
+            # keeps all connections open. Neither shows that the current server is down, so make
+            # one more attempt, even if the client's policy has no retries. A time-out does show
+            # it. Sending twice is safe: every call is idempotent.
             timed_out = isinstance(error, redis.TimeoutError | TimeoutError)
-            fresh_try = isinstance(error, NOT_SERVING) or (look is not None and not timed_out)
-            return self._again(connection, call, error, counts=not fresh_try)
+            fresh_try = isinstance(error, NOT_SERVING) or (poll is not None and not timed_out)
+            return self._retry(connection, call, error, counts=not fresh_try)
 
-    def _again(
+    def _retry(
         self, connection: Connection, call: Call[T], error: Exception, *, counts: bool
     ) -> tuple[object, bool]:
-        """Go on as the client's retry policy says; ``counts``: ``error`` is its first failure.
+        """Retry as the client's policy defines; ``counts``: ``error`` counts as its first failure.
 
-        Also whether an earlier sending may have been carried out.
+        Also returns whether Redis may have executed the call before.
         """
         failures = [error] if counts else []
         resent = not isinstance(error, NOT_SERVING)
@@ -198,7 +201,7 @@ def _read(connection: Connection, call: Call[Any]) -> object:
         try:
             return connection.read_response(disable_decoding=True)
         except NoScriptError:
-            # A restart or SCRIPT FLUSH: send the text once, which also stores it again.
+            # After a restart or SCRIPT FLUSH: send the text, which also stores the script again.
             keys = call.keys
             connection.send_command("EVAL", call.script.text, str(len(keys)), *keys, *call.args)
             return connection.read_response(disable_decoding=True)
@@ -219,8 +222,8 @@ class CommandRunner:
         try:
             return call.read(self._reply(call, arguments))
         except FAULTS as error:
-            place = place_of(self._client)
-            raise lock_error(error, place=place, key=call.key, lock_id=call.lock_id) from error
+            server = describe_server(self._client)
+            raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
     def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
         if self._evalsha is not None:

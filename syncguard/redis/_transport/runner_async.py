@@ -1,7 +1,7 @@
-"""Running a call on an asyncio connection: the twin of ``runner``, with the same calls.
+"""Runs a call on an asyncio connection: the asyncio version of ``runner``, with the same calls.
 
-A call that was cancelled half-way closes its connection (redis-py does), so that no later call
-reads its reply. Whether the server carried it out is for the caller to settle.
+A call that is cancelled between sending and reading closes its connection, so that no later call
+reads its reply. The caller has to handle that the server may have executed the call.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncConnection,
     AsyncPool,
+    describe_server,
     is_closed,
-    place_of,
     shared,
     take_async,
 )
@@ -29,8 +29,8 @@ from syncguard.redis.calls import Call
 
 T = TypeVar("T")
 
-_LOST = (redis.ConnectionError, redis.TimeoutError, OSError, asyncio.TimeoutError)
-_ELSEWHERE: tuple[type[Exception], ...] = (*_LOST, *NOT_SERVING)
+_CONNECTION_FAILURES = (redis.ConnectionError, redis.TimeoutError, OSError, asyncio.TimeoutError)
+_RECONNECT_AFTER: tuple[type[Exception], ...] = (*_CONNECTION_FAILURES, *NOT_SERVING)
 
 
 class AsyncRunner(Protocol):
@@ -42,14 +42,14 @@ class AsyncRunner(Protocol):
 
 
 class AsyncConnectionRunner:
-    """Runs calls on connections of the client's own pool, keeping one at most between calls."""
+    """Runs calls on connections of the client's own pool. Keeps at most one between calls."""
 
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
-        self._keeps = pool.max_connections >= LARGE_POOL
-        # One for the pool, not one for each backend on it.
+        self._keeps_one = pool.max_connections >= LARGE_POOL
+        # Shared by all backends on this pool.
         self._spare: list[tuple[AsyncConnection, float]] = shared(pool, "spare", list)
-        self._place = place_of(pool)
+        self._server = describe_server(pool)
 
     async def run(self, call: Call[T]) -> T:
         try:
@@ -57,8 +57,8 @@ class AsyncConnectionRunner:
             try:
                 reply, resent = await self._exchange(connection, call, reused)
             except BaseException as error:
-                # Interrupted, perhaps between sending and reading: the next call must not find
-                # the reply to this one.
+                # Possibly interrupted between sending and reading: the next call must not read the
+                # reply to this one.
                 if not isinstance(error, redis.ResponseError) or isinstance(error, NOT_SERVING):
                     await connection.disconnect(nowait=True)
                 raise
@@ -67,7 +67,7 @@ class AsyncConnectionRunner:
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(
-                error, place=self._place, key=call.key, lock_id=call.lock_id
+                error, server=self._server, key=call.key, lock_id=call.lock_id
             ) from error
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
@@ -77,20 +77,21 @@ class AsyncConnectionRunner:
 
     async def _take(self, *, checked: bool) -> tuple[AsyncConnection, bool]:
         if self._spare:
-            connection, given_at = self._spare.pop()
-            fresh = time.monotonic() - given_at <= FRESH_FOR_S
-            # As in Wire: what cannot be sent twice without a doubt takes a connection that lives.
+            connection, kept_at = self._spare.pop()
+            fresh = time.monotonic() - kept_at <= FRESH_FOR_S
+            # As in ConnectionRunner: a call whose result is uncertain when it is sent twice needs a
+            # connection that is known to be open.
             if fresh and not checked:
                 return connection, True
             try:
                 closed = await is_closed(connection)
             except BaseException:
-                # Cancelled: nothing was asked of it, so it is what it was. Without an await, which
-                # a second cancellation could interrupt; so for a moment there may be two.
-                self._spare.append((connection, given_at))
+                # Cancelled before anything was sent: keep the connection. Do it without an await,
+                # which a second cancellation could interrupt. So two may be kept for a moment.
+                self._spare.append((connection, kept_at))
                 raise
             if closed:
-                # Here, because redis-py's pool need not notice, and would hand it out as it is.
+                # Disconnect here: redis-py's pool may not detect it, and would return it again.
                 await connection.disconnect(nowait=True)
             elif fresh:
                 return connection, True
@@ -98,7 +99,7 @@ class AsyncConnectionRunner:
         return await take_async(self._pool), False
 
     async def _give(self, connection: AsyncConnection) -> None:
-        if self._keeps and not self._spare:
+        if self._keeps_one and not self._spare:
             self._spare.append((connection, time.monotonic()))
         else:
             await self._pool.release(connection)
@@ -108,17 +109,17 @@ class AsyncConnectionRunner:
     ) -> tuple[object, bool]:
         try:
             return await _send_and_read(connection, call), False
-        except _ELSEWHERE as error:
+        except _RECONNECT_AFTER as error:
             await connection.disconnect(nowait=True)
-            # As in Wire: the server that is there now need not be the one we were connected to.
+            # As in ConnectionRunner: the current server may not be the one of this connection.
             timed_out = isinstance(error, redis.TimeoutError | TimeoutError | asyncio.TimeoutError)
             fresh_try = isinstance(error, NOT_SERVING) or (reused and not timed_out)
-            return await self._again(connection, call, error, counts=not fresh_try)
+            return await self._retry(connection, call, error, counts=not fresh_try)
 
-    async def _again(
+    async def _retry(
         self, connection: AsyncConnection, call: Call[T], error: Exception, *, counts: bool
     ) -> tuple[object, bool]:
-        """As in Wire: go on as the client's retry policy says."""
+        """As in ConnectionRunner: retry as the client's policy defines."""
         failures = [error] if counts else []
         resent = not isinstance(error, NOT_SERVING)
 
@@ -162,8 +163,8 @@ class AsyncCommandRunner:
         try:
             return call.read(await self._reply(call, arguments))
         except FAULTS as error:
-            place = place_of(self._client)
-            raise lock_error(error, place=place, key=call.key, lock_id=call.lock_id) from error
+            server = describe_server(self._client)
+            raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
     async def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
         if self._evalsha is not None:

@@ -1,12 +1,12 @@
-"""Whether a socket has something to read: asked without waiting, or for a short moment.
+"""Polls a socket for a reply: without waiting, or in a short loop.
 
-A thread that sleeps until the reply is there must be woken, and that can take longer than a Redis
-that is near takes to answer. So after a request to such a Redis we look again and again for a
-moment, and let others run in between, before we sleep. Nothing depends on what is seen: it is a
-hint, and the read that follows waits as long as it must.
+Waking a thread that sleeps until the reply arrives can take longer than a fast Redis takes to
+answer. So after a request to a fast Redis we poll in a loop for a short time, and yield the CPU to
+other threads between polls, before we sleep. The result of the loop is only a hint: the read that
+follows waits as long as necessary.
 
-Under gevent and eventlet we sleep at once: only that lets the other greenlets run. So we do on
-Windows, which knows no stepping aside.
+Under gevent and eventlet we sleep at once, because only that lets other greenlets run. The same on
+Windows, which has no sched_yield.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from collections.abc import Callable, Sequence
 from types import BuiltinFunctionType
 from typing import Final
 
-NEAR_S: Final = 250e-6
-"""A Redis is near if its reply takes no longer; and no moment of looking is longer."""
+MAX_SPIN_S: Final = 250e-6
+"""The loop ends after this time, and runs only if the last reply arrived within it."""
 
-Look = Callable[[float], Sequence[object]]
-"""What there is to read within so many milliseconds; with 0, without waiting for it."""
+Poll = Callable[[float], Sequence[object]]
+"""Returns a non-empty list if there is something to read within so many milliseconds."""
 
-_step_aside: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
+_yield_cpu: Final[Callable[[], None] | None] = getattr(os, "sched_yield", None)
 
 
-def look_at(sock: socket.socket) -> Look:
-    """How to look at a socket. Windows and eventlet have no poll, only select."""
+def poll_of(sock: socket.socket) -> Poll:
+    """Return a function that polls the socket. Windows and eventlet have no poll, only select."""
     make_poll = getattr(select, "poll", None)
     if make_poll is None:
         return lambda ms: select.select([sock], [], [], ms / 1000)[0]
-    poll = make_poll()
-    poll.register(sock, select.POLLIN)
-    look: Look = poll.poll
-    return look
+    poller = make_poll()
+    poller.register(sock, select.POLLIN)
+    poll: Poll = poller.poll
+    return poll
 
 
-class Nearness:
-    """Whether the last reply came soon enough for looking to pay, and the looking itself."""
+class ReplySpin:
+    """Polls in a loop for the reply to a request, if the last reply arrived quickly."""
 
     def __init__(self) -> None:
-        self._is_near = False
-        # What gevent and eventlet put in its place, or leave out, is not the interpreter's own.
+        self._last_reply_was_quick = False
+        # gevent and eventlet replace or remove select.poll.
         has_own_poll = isinstance(getattr(select, "poll", None), BuiltinFunctionType)
-        self._step_aside = _step_aside if has_own_poll else None
+        self._yield_cpu = _yield_cpu if has_own_poll else None
 
-    def linger(self, look: Look) -> float:
-        """Look for the reply to what was just sent, if that pays. When that was, for ``note``."""
+    def spin(self, poll: Poll) -> float:
+        """Poll for the reply to the request just sent. Returns its time, for ``record_reply``."""
         sent_at = time.perf_counter()
-        if self._is_near and self._step_aside is not None:
-            until = sent_at + NEAR_S
-            while not look(0) and time.perf_counter() < until:
-                self._step_aside()
+        if self._last_reply_was_quick and self._yield_cpu is not None:
+            until = sent_at + MAX_SPIN_S
+            while not poll(0) and time.perf_counter() < until:
+                self._yield_cpu()
         return sent_at
 
-    def note(self, sent_at: float) -> None:
-        """The reply was read just now."""
-        self._is_near = time.perf_counter() - sent_at <= NEAR_S
+    def record_reply(self, sent_at: float) -> None:
+        """Record that the reply was read now."""
+        self._last_reply_was_quick = time.perf_counter() - sent_at <= MAX_SPIN_S

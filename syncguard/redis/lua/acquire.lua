@@ -1,25 +1,25 @@
--- Take a lock that is free: count its fence up, write lock and index with one TTL.
+-- Acquire a free lock: increment its fence counter, write lock and index with the same TTL.
 --
 -- KEYS[1] lock      the lock's JSON
 -- KEYS[2] index     lock id -> storage key of the lock
--- KEYS[3] fence     the counter; never expires, is never deleted
+-- KEYS[3] fence     the counter; has no TTL and is never deleted
 -- KEYS[4] live      sorted set: storage keys by expiry
--- KEYS[5] tally     how many fence counters were made
--- KEYS[6] waiting   flag of a waiter; only with ARGV[7]
+-- KEYS[5] tally     number of fence counters ever created
+-- KEYS[6] waiting   flag: a caller waits for this lock; only with ARGV[7]
 -- ARGV[1] lockId
 -- ARGV[2] ttlMs
 -- ARGV[3] toleranceMs
--- ARGV[4] record    the lock's JSON without its closing brace: lockId, key and perhaps holder.
---                   The rest is numbers and digits, which need no encoder; cjson.encode would
+-- ARGV[4] record    the lock's JSON without its closing brace: lockId, key and optional holder.
+--                   The other fields contain only digits and need no encoder; cjson.encode would
 --                   cost as much as two of the writes
--- ARGV[5] floor     "clock": lift the counter to server time; or empty
--- ARGV[6] fenceMax  no fence above this is handed out
--- ARGV[7] waitMs    optional: the caller will wait this long if refused, so leave the flag
+-- ARGV[5] floor     "clock": raise the counter to at least the server time * 10; or empty
+-- ARGV[6] fenceMax  the largest fence that may be returned
+-- ARGV[7] waitMs    optional: the caller will wait this long if refused, so set the flag
 --
 -- returns {1, fence, expiresAtMs}   acquired
---         0                         held by somebody else
---         {0, remainingMs}          the same, to a caller that will wait (-1: no expiry known)
---         {-1}                      the counter is used up; nothing was written but the counter
+--         0                         held by another holder
+--         {0, remainingMs}          the same, for a caller that will wait (-1: no expiry known)
+--         {-1}                      the counter is at its maximum; only the counter was written
 local call = redis.call
 local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -27,7 +27,7 @@ local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 local held = call('GET', KEYS[1])
 if held then
   local data = cjson.decode(held)
-  -- Our own id is stored already: this request was sent twice because the first reply was lost.
+  -- This lock id is already stored: the client sent the request twice, because it lost the reply.
   if data.lockId == ARGV[1] then
     return {1, data.fence, data.expiresAtMs}
   end
@@ -53,19 +53,19 @@ end
 if number > tonumber(ARGV[6]) then
   return {-1}
 end
--- Locks that expired without a release leave their entry behind: sweep at every 64th counter that
--- is made, and at every 64th fence of one.
+-- Locks that expired without a release are still in the sorted set. Remove them at every 64th new
+-- counter, and at every 64th fence of a counter.
 if (isNew and call('INCR', KEYS[5]) or number) % 64 == 0 then
   call('ZREMRANGEBYSCORE', KEYS[4], '-inf', nowMs)
 end
 
 local fence = string.format('%015.0f', number)
 local expiresAtMs = nowMs + ARGV[2]
--- As text once: Redis would turn the number into text again for each use, with 17 digits.
+-- Format once: Redis would convert the number to text on each use, with 17 digits.
 local expiry = string.format('%.0f', expiresAtMs)
 local record = ARGV[4] .. ',"expiresAtMs":' .. expiry
   .. string.format(',"acquiredAtMs":%.0f,"fence":"%s"}', nowMs, fence)
--- PXAT, not PX: on Redis 6.2 the clock may tick between two relative expiries.
+-- PXAT, not PX: on Redis 6.2 the time can change between two commands with a relative expiry.
 call('SET', KEYS[1], record, 'PXAT', expiry)
 call('SET', KEYS[2], KEYS[1], 'PXAT', expiry)
 call('ZADD', KEYS[4], expiry, KEYS[1])

@@ -1,18 +1,18 @@
--- Hand a lock over: the same lock and fence under a fresh lock id. The old id is spent.
+-- Transfer a lock to a new lock id, with the same fence. The old id becomes invalid.
 --
 -- KEYS[1] index      old lock id -> storage key of the lock
 -- KEYS[2] newIndex   new lock id -> storage key of the lock
 -- KEYS[3] live       sorted set: storage keys by expiry
--- ARGV[1] lockId     the id to redeem
+-- ARGV[1] lockId     the old lock id
 -- ARGV[2] newLockId
--- ARGV[3] ttlMs      replaces what remains
+-- ARGV[3] ttlMs      the new TTL from now
 -- ARGV[4] holder     new label, or empty to keep the old one
--- (also touched: the lock, named by the index)
+-- (also read and written: the lock that the index names)
 --
 -- returns {1, fence, expiresAtMs, key} adopted; 0 not the owner; -1 not found; -2 expired
 local lockKey = redis.call('GET', KEYS[1])
 if not lockKey then
-  -- Perhaps this very request was here before and its reply was lost.
+  -- The client may have sent this request twice, because it lost the first reply.
   lockKey = redis.call('GET', KEYS[2])
   local held = lockKey and redis.call('GET', lockKey)
   if held then

@@ -1,7 +1,7 @@
--- How many locks are live, and how many fence counters there are, without a scan.
+-- Count the live locks and the fence counters, without a scan.
 --
 -- KEYS[1] live    sorted set: storage keys by expiry
--- KEYS[2] tally   how many fence counters were made
+-- KEYS[2] tally   number of fence counters ever created
 --
 -- returns {liveLocks, fenceCounters}
 local time = redis.call('TIME')

@@ -1,9 +1,9 @@
--- The caller that waited has its lock, or gave up: another one may wait.
+-- End a wait: the waiting caller has acquired the lock or stopped waiting. Another caller may wait.
 --
 -- KEYS[1] queue    hash: promisedMs, holdMs, waiter (a ticket), waiterUntilMs
 -- ARGV[1] ticket
 --
--- returns 1 done; 0 somebody else waits by now, or nobody
+-- returns 1 removed; 0 this caller was not the waiting one
 if redis.call('HGET', KEYS[1], 'waiter') == ARGV[1] then
   return redis.call('HDEL', KEYS[1], 'waiter', 'waiterUntilMs') > 0 and 1 or 0
 end

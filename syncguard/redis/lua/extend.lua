@@ -1,10 +1,11 @@
--- Let a lock live for another TTL from now, if it is still the caller's. Never brings one back.
+-- Set the expiry of a lock to one TTL from now, if the caller still holds it. Never revives an
+-- expired lock.
 --
 -- KEYS[1] index   lock id -> storage key of the lock
 -- KEYS[2] live    sorted set: storage keys by expiry
 -- ARGV[1] lockId
--- ARGV[2] ttlMs   replaces what remains
--- (also touched: the lock, named by the index)
+-- ARGV[2] ttlMs   the new TTL from now
+-- (also read and written: the lock that the index names)
 --
 -- returns {1, expiresAtMs} extended; 0 not the owner; -1 not found; -2 expired
 local lockKey = redis.call('GET', KEYS[1])
@@ -21,7 +22,7 @@ if data.lockId ~= ARGV[1] then
 end
 local time = redis.call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
--- Without the tolerance: what has expired by the server's clock stays expired.
+-- Without the tolerance: a lock that has expired by the server's clock stays expired.
 if data.expiresAtMs <= nowMs then
   return -2
 end

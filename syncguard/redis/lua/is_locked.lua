@@ -1,11 +1,11 @@
--- Whether a lock is held. Reads only, unless cleanup is asked for.
+-- Whether a lock is held. Only reads, unless cleanup is enabled.
 --
 -- KEYS[1] lock         the lock's JSON
 -- KEYS[2] live         sorted set: storage keys by expiry
 -- ARGV[1] toleranceMs
--- ARGV[2] guardMs      clean up what expired longer ago than this; or empty: never
--- ARGV[3] indexHead    head of the index's name; the lock id follows it
--- (also touched by cleanup: the dead lock's index. Fence counters never are.)
+-- ARGV[2] guardMs      delete a lock that expired longer ago than this; empty: never delete
+-- ARGV[3] indexHead    start of the index's name; the lock id follows it
+-- (cleanup also deletes the expired lock's index, but never a fence counter)
 --
 -- returns 1 held; 0 free
 local held = redis.call('GET', KEYS[1])

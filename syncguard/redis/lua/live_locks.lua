@@ -1,9 +1,9 @@
--- A page of the live locks, soonest to expire first, and how many there are. Costs what it returns,
--- whatever else is stored.
+-- Return a page of the live locks, soonest to expire first, and their total number. The cost
+-- depends on the number of returned locks, not on the number of stored keys.
 --
 -- KEYS[1] live     sorted set: storage keys by expiry
 -- ARGV[1] offset
--- ARGV[2] limit    at most 1000: Lua cannot unpack many more; 0 to count only
+-- ARGV[2] limit    at most 1000: Lua cannot unpack many more; 0: only count
 -- (also read: the locks that the set names)
 --
 -- returns {seconds, microseconds, {json, ...}, liveLocks}
@@ -11,8 +11,8 @@ local time = redis.call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', nowMs)
 local locks = {}
--- Again after each cleaning: a lock that a client in another language released is gone without its
--- entry. With the limit 0 the range would end at -1, which is the last of all.
+-- Read again after each removal: when a client in another language releases a lock, its entry
+-- stays in the set. With the limit 0 the range would end at -1, which means the last entry.
 while ARGV[2] ~= '0' do
   local names = redis.call('ZRANGE', KEYS[1], ARGV[1], ARGV[1] + ARGV[2] - 1)
   if #names == 0 then

@@ -1,10 +1,10 @@
--- Read one lock by its id, and the time to judge it by, in one step. Reads only.
+-- Read one lock by its lock id, and the server time, in one step. Only reads.
 --
 -- KEYS[1] index   lock id -> storage key of the lock
 -- ARGV[1] lockId
--- (also read: the lock, named by the index)
+-- (also read: the lock that the index names)
 --
--- returns {json, seconds, microseconds}; nil if there is none or it is not this id's
+-- returns {json, seconds, microseconds}; nil if there is no lock with this lock id
 local lockKey = redis.call('GET', KEYS[1])
 if not lockKey then
   return false

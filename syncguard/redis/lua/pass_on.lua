@@ -1,9 +1,9 @@
--- A waiter leaves, perhaps with a wake-up in its hands: if the lock is free, wake another.
+-- A waiter stops waiting and may have consumed a wake-up. If the lock is free, wake another waiter.
 --
 -- KEYS[1] lock       the lock's JSON
--- KEYS[2] waiting    flag of a waiter
+-- KEYS[2] waiting    flag: a caller waits for this lock
 -- KEYS[3] wake       list: at most one wake-up
--- ARGV[1] wakeTtlMs  how long a wake-up that nobody takes may lie
+-- ARGV[1] wakeTtlMs  the TTL of a wake-up that no waiter consumes
 --
 -- returns 1 woken; 0 nothing to do
 if redis.call('EXISTS', KEYS[1]) == 1 or redis.call('EXISTS', KEYS[2]) == 0 then

@@ -1,13 +1,13 @@
--- Give a lock back, if it is still the caller's, and wake one waiter.
+-- Release a lock, if the caller still holds it, and wake one waiter.
 --
 -- KEYS[1] index        lock id -> storage key of the lock
 -- KEYS[2] live         sorted set: storage keys by expiry
 -- ARGV[1] lockId
 -- ARGV[2] toleranceMs
--- ARGV[3] waitingHead  head of the waiting flag's name; the storage key follows it
--- ARGV[4] wakeHead     head of the wake-up list's name; the storage key follows it
--- ARGV[5] wakeTtlMs    how long a wake-up that nobody takes may lie
--- (also touched: the lock, its waiting flag and its wake-up list, all named by the index)
+-- ARGV[3] waitingHead  start of the waiting flag's name; the storage key follows it
+-- ARGV[4] wakeHead     start of the wake-up list's name; the storage key follows it
+-- ARGV[5] wakeTtlMs    the TTL of a wake-up that no waiter consumes
+-- (also read and written: the lock that the index names, its waiting flag and its wake-up list)
 --
 -- returns 1 released; 0 not the owner; -1 not found; -2 expired
 local call = redis.call

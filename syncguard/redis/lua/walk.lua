@@ -1,13 +1,13 @@
--- One step of a walk through all live locks, in no order. However the set changes meanwhile, a lock
--- that is held from the first step to the last is met. Reads only.
+-- One step of a scan of all live locks, in no order. A lock that is held from the first step to the
+-- last is always found, even if the set changes between steps. Only reads.
 --
 -- KEYS[1] live     sorted set: storage keys by expiry
--- ARGV[1] cursor   '0' for the first step, then what the last step returned
--- ARGV[2] count    how many locks to look at, about
--- ARGV[3] text     only locks whose record contains this text; and so on: any number of texts
+-- ARGV[1] cursor   '0' for the first step, then the cursor that the last step returned
+-- ARGV[2] count    about how many locks to read
+-- ARGV[3...] text  return only locks whose record contains all of these texts; optional
 -- (also read: the locks that the set names)
 --
--- returns {cursor, seconds, microseconds, {json, ...}}; the cursor '0' ends the walk
+-- returns {cursor, seconds, microseconds, {json, ...}}; the cursor '0' ends the scan
 local function matches(lock)
   for i = 3, #ARGV do
     if not string.find(lock, ARGV[i], 1, true) then
@@ -23,7 +23,7 @@ local found = {}
 local names = {}
 for i = 1, #members, 2 do
   names[#names + 1] = members[i]
-  -- Lua cannot unpack many more; and a small set comes whole, whatever the count.
+  -- Lua cannot unpack many more. Redis returns a small set in one step and ignores the count.
   if #names == 512 or i + 1 == #members then
     for _, lock in ipairs(redis.call('MGET', unpack(names))) do
       if lock and matches(lock) then

@@ -1,6 +1,6 @@
-"""The suite that holds a backend to SyncGuard's contract. For the authors of backends.
+"""The tests that check whether a backend fulfils SyncGuard's contract. For authors of backends.
 
-Subclass ``LockBackendConformance`` in a test module, give it a fixture ``make_backend``, and run
+Subclass ``LockBackendConformance`` in a test module, define a fixture ``make_backend``, and run
 pytest. The fixture returns a function that makes a backend::
 
     from syncguard.testing import LockBackendConformance
@@ -12,17 +12,18 @@ pytest. The fixture returns a function that makes a backend::
                 return MyBackend(my_empty_store, **options)
             return make
 
-- Every test must find the store empty. Within one test, all backends that ``make_backend`` makes
-  share it.
+- The store must be empty at the start of every test. Within one test, all backends that
+  ``make_backend`` makes use the same store.
 - The tests of an optional part (``Wakeable``, ``OpensExtendChannel``, ``ListsLocks``,
-  ``ReportsHealth``) run if the backend has its methods, and are skipped by its name if not.
-- The one option that the suite passes is ``on_release_error``.
-- A fixture ``outage`` that returns a function is optional. After that function was called, the
-  store must answer nothing any more until the test ends. Without it, the tests of what happens
-  when the store is gone are skipped.
+  ``ReportsHealth``) run if the backend has its methods. Otherwise they are skipped, and the reason
+  names the part.
+- The only option that the suite passes is ``on_release_error``.
+- A fixture ``outage`` that returns a function is optional. After that function is called, the
+  store must not answer until the test ends. Without the fixture, the tests of an unreachable store
+  are skipped.
 
-The tests are written once, in blocking style. An asyncio backend runs them too, behind a facade
-that runs its coroutines in an event loop on a thread of its own::
+The tests are written once, in blocking style. For an asyncio backend, a facade runs its coroutines
+in an event loop on a separate thread::
 
     from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
 
@@ -34,7 +35,7 @@ that runs its coroutines in an event loop on a thread of its own::
                     return BlockingFacade(MyAsyncBackend(my_empty_store, **options), loop)
                 yield make
 
-Locks expire here after 50 to 100 ms of real time, and the tests poll until they have.
+In these tests locks expire after 50 to 100 ms of real time, and the tests poll for the expiry.
 """
 
 from __future__ import annotations
@@ -78,4 +79,4 @@ class LockBackendConformance(
     ExtendChannelConformance,
     HealthConformance,
 ):
-    """All of the contract. Subclass it, and give it a fixture ``make_backend``."""
+    """All tests of the contract. Subclass it, and define a fixture ``make_backend``."""

@@ -1,4 +1,4 @@
-"""An asyncio backend behind the blocking protocol, so that one suite serves both kinds."""
+"""Gives an asyncio backend the blocking interface, so that one suite tests both kinds."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """An event loop on a thread of its own, for the length of a ``with`` block."""
+    """Runs an event loop on a separate thread during a ``with`` block."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
         self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._live()), name="syncguard-loop", daemon=True
+            target=lambda: asyncio.run(self._run_until_exit()), name="syncguard-loop", daemon=True
         )
         self._thread.start()
         self._ready.wait()
@@ -67,10 +67,10 @@ class LoopThread:
         self._thread.join()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine in the loop, and block until it is done. From any thread."""
+        """Run the coroutine in the loop, and block until it ends. Can be called in any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
-    async def _live(self) -> None:
+    async def _run_until_exit(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self._ready.set()
         await self._end.wait()
@@ -78,7 +78,7 @@ class LoopThread:
 
 @dataclass(frozen=True, slots=True)
 class _Acquired(Acquired):
-    """Leaving its block leaves the asyncio handle's: that one is under test."""
+    """Enters and exits the asyncio handle, which is under test."""
 
     inner: AsyncAcquired = field(repr=False, compare=False)
     loop: LoopThread = field(repr=False, compare=False)
@@ -98,7 +98,7 @@ class _Acquired(Acquired):
 
 
 class BlockingFacade:
-    """A blocking backend in front of an asyncio one. For tests: every call crosses threads."""
+    """A blocking interface to an asyncio backend. Only for tests: every call uses two threads."""
 
     is_async: ClassVar = False
 
@@ -231,18 +231,18 @@ class BlockingFacade:
 
 
 class _BlockingWaiter:
-    """A waiter of an asyncio backend, driven from outside of its loop."""
+    """A blocking interface to a waiter of an asyncio backend."""
 
     def __init__(self, facade: BlockingFacade, inner: AsyncWaiter) -> None:
         self._facade = facade
         self._inner = inner
-        self._taken: str | None = None
+        self._acquired_id: str | None = None
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
         answer = self._facade._loop.run(self._inner.attempt(ttl_ms, holder, wait_ms))
         if isinstance(answer, Refusal):
             return answer
-        self._taken = answer.lock_id
+        self._acquired_id = answer.lock_id
         return self._facade._handle(answer)
 
     def wait(self, ms: float, signal: Signal | None) -> bool:
@@ -252,12 +252,12 @@ class _BlockingWaiter:
         self._facade._loop.run(self._inner.close())
 
     def undo(self) -> None:
-        if self._taken is not None:
-            self._facade.release(self._taken)
+        if self._acquired_id is not None:
+            self._facade.release(self._acquired_id)
 
 
 class _BlockingChannel:
-    """A channel of an asyncio backend. Its answers are there as soon as it has sent."""
+    """A blocking interface to a channel of an asyncio backend. ``send`` also gets the answers."""
 
     wants_to_write: Final = False
 

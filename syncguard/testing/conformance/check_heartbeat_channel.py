@@ -24,7 +24,7 @@ from syncguard.testing.conformance.fixtures import (
     require_part,
 )
 
-_PATIENCE_S = 20.0
+_TIMEOUT_S = 20.0
 
 
 class ExtendChannelConformance(ConformanceFixtures):
@@ -35,7 +35,7 @@ class ExtendChannelConformance(ConformanceFixtures):
         backend = make_backend()
         require_part(backend, OpensExtendChannel)
         assert isinstance(backend, OpensExtendChannel)
-        channel = backend.open_extend_channel(_PATIENCE_S * 1000)
+        channel = backend.open_extend_channel(_TIMEOUT_S * 1000)
         if channel is None:
             pytest.skip("this backend has no channel with this client")
         return channel
@@ -88,7 +88,7 @@ def _extended(
     channel.send(extensions)
     while len(answers) < len(extensions):
         wanted = [channel] if channel.wants_to_write else []
-        readable, writable, _ = select.select([channel], wanted, [], _PATIENCE_S)
+        readable, writable, _ = select.select([channel], wanted, [], _TIMEOUT_S)
         assert readable or writable, "the channel did not answer in time"
         answers += channel.receive()
     if close:

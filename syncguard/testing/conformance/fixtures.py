@@ -1,4 +1,4 @@
-"""What every part of the suite stands on: its fixtures, and waiting for a condition."""
+"""The fixtures and helpers that all parts of the suite use."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from syncguard.backend import Acquired, ListsLocks, LockBackend, listing_of, off
 T = TypeVar("T")
 
 LONG_MS: Final = 60_000
-"""A TTL that no test outlives."""
+"""A TTL that does not end during a test."""
 
 SHORT_MS: Final = 60
-"""A TTL that is waited for."""
+"""A TTL whose end a test waits for."""
 
-_PATIENCE_S: Final = 20.0
+_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.005
 
 
 class MakeBackend(Protocol):
-    """Makes a backend; all that one test makes share a store."""
+    """Makes a backend. All backends of one test use the same store."""
 
     def __call__(self, **options: object) -> LockBackend: ...
 
 
 Outage = Callable[[], None]
-"""From this call to the end of the test, the store answers nothing."""
+"""After this call, the store does not answer until the test ends."""
 
 
 class ConformanceFixtures:
-    """The fixtures. A subclass gives ``make_backend`` and may give ``outage``."""
+    """The fixtures. A subclass must define ``make_backend`` and may define ``outage``."""
 
     @pytest.fixture
     def make_backend(self) -> MakeBackend:
@@ -48,40 +48,40 @@ class ConformanceFixtures:
 
     @pytest.fixture
     def listing(self, backend: LockBackend) -> ListsLocks:
-        """The same backend, which has to list its locks."""
+        """The same backend as ``ListsLocks``; skips the test if it cannot list its locks."""
         require_part(backend, ListsLocks)
         return listing_of(backend)
 
     @pytest.fixture
     def outage(self) -> Outage:
-        pytest.skip("this backend's tests have no fixture outage")
+        pytest.skip("the tests of this backend define no fixture outage")
 
 
 def require_part(backend: LockBackend, part: type) -> None:
-    """Skip the test, by the name of the part, if the backend does not have it."""
+    """Skip the test if the backend does not offer the part. The reason names the part."""
     if not offers(backend, part):
         pytest.skip(f"this backend does not offer {part.__name__}")
 
 
 def acquired(backend: LockBackend, key: str, ttl_ms: int = LONG_MS) -> Acquired:
-    """A lock that must be free."""
+    """Acquire a lock that must be free."""
     result = backend.acquire(key, ttl_ms)
     assert result.ok, "the lock should have been free"
     return result
 
 
 def expired(backend: LockBackend, key: str) -> Acquired:
-    """A lock that was acquired and ran out."""
+    """Acquire a lock and wait until it has expired."""
     lock = acquired(backend, key, SHORT_MS)
     eventually(lambda: not backend.is_locked(key))
     return lock
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for the condition; fail if it does not come true."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Wait until the condition is true; fail after a time limit."""
+    deadline = time.monotonic() + _TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(_POLL_S)
 
 
