@@ -79,7 +79,7 @@ def test_a_lock_of_the_settings_is_in_the_dictionary(shop):
     assert shop.count_live_locks() == 0
 
 
-def test_the_asyncio_twin_takes_the_same_locks(shop):
+def test_the_asyncio_backend_uses_the_same_locks(shop):
     async def hold():
         assert type(alocks["default"]) is dict_backend_async.AsyncDictBackend
         async with alock("invoice:42"):
@@ -90,7 +90,7 @@ def test_the_asyncio_twin_takes_the_same_locks(shop):
 
 
 @pytest.mark.usefixtures("shop")
-def test_the_checks_have_nothing_to_say_of_it():
+def test_the_checks_report_nothing():
     assert messages() == messages(include_deployment_checks=True) == {}
 
 
@@ -110,7 +110,7 @@ def test_aliases_of_one_dictionary_whose_prefixes_overlap_are_a_warning(settings
     assert list(messages()) == ["syncguard.W001"]
 
 
-def test_a_cache_lends_it_no_store(settings):
+def test_the_backend_cannot_use_a_cache_entry(settings):
     settings.CACHES = {"main": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     settings.SYNCGUARD = {"default": {"CACHE": "main", "BACKEND": "dict_backend.DictBackend"}}
     with pytest.raises(ImproperlyConfigured, match=r'\["CACHE"\] is not supported by this backend'):
@@ -129,7 +129,7 @@ def test_the_command_lists_counts_and_looks_up(shop):
 
 
 @pytest.mark.usefixtures("shop")
-def test_the_command_shows_the_health_in_the_words_of_the_backend():
+def test_the_command_shows_the_health_report_of_the_backend():
     with lock("invoice:42"):
         out, _, code = status("--check")
         [report] = json.loads(status("--check", "--format", "json")[0])
@@ -142,7 +142,7 @@ def test_the_command_shows_the_health_in_the_words_of_the_backend():
     assert report == {"alias": "default", "healthy": True, "liveLocks": 1, "findings": []}
 
 
-def test_a_store_that_is_down_is_said_by_the_command(shop):
+def test_the_command_reports_a_store_that_is_down(shop):
     shop.store.is_down = True
     for arguments in ((), ("--check",), ("--count",), ("--key", "k")):
         out, err, code = status(*arguments)
@@ -151,7 +151,7 @@ def test_a_store_that_is_down_is_said_by_the_command(shop):
 
 
 @pytest.mark.django_db
-def test_the_admin_lists_finds_and_frees_a_lock(shop):
+def test_the_admin_lists_finds_and_releases_a_lock(shop):
     client = visits.visitor("view_lock", "release_lock")
     shop.acquire("invoice:42", 60_000, holder="worker-7")
     assert visits.rows(client) == [shop.hash("invoice:42")]
@@ -200,7 +200,7 @@ def test_a_task_is_locked_by_a_url_of_the_app(install, app):
     assert settle.delay(42).get() == ("invoice:42", 42)
 
 
-def test_a_backend_that_does_not_list_still_locks_and_looks_up(bare):
+def test_a_backend_without_a_list_can_lock_and_look_up(bare):
     with lock("invoice:42", holder="worker-7"):
         assert "worker-7" in status("--key", "invoice:42")[0]
     assert not bare.is_locked("invoice:42")
@@ -215,7 +215,7 @@ def test_a_backend_that_does_not_list_still_locks_and_looks_up(bare):
         ("--check", "BareBackend does not report its health"),
     ],
 )
-def test_what_a_backend_does_not_offer_is_said_in_one_line(argument, said):
+def test_the_command_says_in_one_line_what_the_backend_does_not_offer(argument, said):
     out, err, code = status(argument)
     assert (out, err, code) == ("", f"default: InvalidArgument: {said}\n", 2)
 
@@ -228,7 +228,7 @@ def test_the_admin_says_that_the_backend_does_not_list():
 
 
 @pytest.mark.usefixtures("bare")
-def test_a_backend_without_a_twin_says_so_in_asyncio():
+def test_a_backend_without_an_asyncio_class_is_an_error_in_asyncio():
     async def ask():
         return alocks["default"]
 
@@ -262,7 +262,7 @@ def careful(settings, monkeypatch):
     return configure
 
 
-def test_what_a_backend_finds_in_its_settings_is_a_check(careful):
+def test_findings_of_a_backend_in_its_settings_are_check_messages(careful):
     careful("dict://shop")
     found = {"syncguard.W006": 'SYNCGUARD["default"] keeps its locks in memory.'}
     assert messages() == found
@@ -270,7 +270,7 @@ def test_what_a_backend_finds_in_its_settings_is_a_check(careful):
     assert messages(include_deployment_checks=True) == found
 
 
-def test_what_a_backend_cannot_read_is_said_in_its_words(careful):
+def test_a_setting_problem_is_reported_with_the_text_of_the_backend(careful):
     careful("dict://nowhere")
     with pytest.raises(ImproperlyConfigured, match=r'\["LOCATION"\] must name a dictionary'):
         locks["default"]

@@ -46,7 +46,7 @@ def test_redis_offers_every_part():
             assert offers(backend, part)
 
 
-def test_telemetry_passes_listing_and_health_on():
+def test_telemetry_delegates_listing_and_health():
     backend = with_telemetry(DictBackend(Store()), ignore)
     with lock(backend, "k"):
         assert [info.key for info in backend.page_raw().locks] == ["k"]
@@ -63,7 +63,7 @@ def test_telemetry_on_a_backend_without_a_part_says_so():
         backend.health()
 
 
-def test_telemetry_in_asyncio_passes_the_listing_on_or_says_that_there_is_none():
+def test_asyncio_telemetry_delegates_the_listing_or_raises_if_there_is_none():
     class Bare(AsyncLockable):
         hash = None
 
@@ -89,16 +89,16 @@ def test_a_heartbeat_extends_a_lock_of_a_backend_without_a_channel():
             time.sleep(0.01)
 
 
-def test_a_class_that_reads_no_settings_takes_a_url_and_nothing_else():
+def test_a_class_without_read_location_accepts_only_a_url():
     for given in (GivenLocation("shop"), GivenLocation(7), GivenLocation()):
         assert read_location(BareBackend, given) == SettingProblem("LOCATION", "must be a URL")
 
 
-def test_the_state_of_a_server_is_asked_for_with_a_blocking_backend():
+def test_the_state_of_a_server_can_only_be_read_with_a_blocking_backend():
     with pytest.raises(InvalidArgument, match="blocking backend"):
         inspect_server(AsyncRedisBackend.from_url("redis://localhost"))
 
 
-def test_a_dotted_path_has_a_dot():
+def test_a_path_without_a_dot_is_refused():
     with pytest.raises(ImportError):
         import_dotted("module")

@@ -41,7 +41,7 @@ def test_a_url_gives_an_asyncio_backend_too():
     assert type(async_from_url("redis://localhost")) is AsyncRedisBackend
 
 
-def test_a_lock_is_taken_on_a_backend_from_a_url(syncguard_redis):
+def test_a_backend_from_a_url_acquires_a_lock(syncguard_redis):
     with from_url(syncguard_redis.url) as backend, backend.lock("k") as held:
         assert backend.lookup(key="k").fence == held.fence
 
@@ -72,13 +72,13 @@ def test_two_packages_with_one_scheme_are_refused(install):
         from_url("dict://shop")
 
 
-def test_one_class_that_two_packages_name_is_no_conflict(install):
+def test_two_packages_may_name_the_same_class(install):
     install(dict="dict_backend:DictBackend")
     install(dict="dict_backend:DictBackend")
     assert backend_class("dict") is DictBackend
 
 
-def test_entry_points_are_read_for_foreign_schemes_only():
+def test_entry_points_are_read_only_for_schemes_that_are_not_built_in():
     script = """
 from importlib import metadata
 def refuse(**_): raise SystemExit("read")
@@ -112,32 +112,32 @@ except Exception as error:
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "", 7, None, "hunter 2://host", "://host"])
-def test_what_is_no_url_is_refused_without_being_quoted(url):
+def test_an_invalid_url_is_refused_without_being_quoted(url):
     with pytest.raises(InvalidArgument, match="looks like redis://") as refused:
         from_url(url)
     assert "hunter" not in str(refused.value)
 
 
-def test_a_scheme_that_nobody_serves_is_refused_without_being_quoted():
+def test_an_unknown_scheme_is_refused_without_being_quoted():
     with pytest.raises(InvalidArgument, match="schemes are redis, rediss, unix") as refused:
         from_url("hunter2://host")
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["nowhere.Backend", "dict_backend.Nothing", "7", "", None])
-def test_a_name_that_names_nothing_is_refused(name):
+def test_a_path_that_cannot_be_imported_is_refused(name):
     with pytest.raises(InvalidArgument):
         backend_class(name)
 
 
-def test_an_entry_point_that_leads_nowhere_is_refused(install):
+def test_an_entry_point_that_cannot_be_imported_is_refused(install):
     install(dict="nowhere:DictBackend")
     with pytest.raises(InvalidArgument, match="nowhere:DictBackend cannot be imported"):
         from_url("dict://shop")
 
 
 @pytest.mark.parametrize("path", ["collections.OrderedDict", "time.time"])
-def test_what_is_not_the_class_of_a_backend_is_refused(path):
+def test_a_class_that_is_not_a_backend_is_refused(path):
     with pytest.raises(InvalidArgument, match="is not the class of a backend"):
         backend_class(path)
 
@@ -158,7 +158,7 @@ class OfTheSameKind(BareBackend):
         (OfTheSameKind, "is not a class for asyncio code"),
     ],
 )
-def test_a_class_without_its_own_twin_is_refused_where_the_twin_is_needed(monkeypatch, cls, said):
+def test_a_class_without_its_own_asyncio_or_blocking_class_is_refused(monkeypatch, cls, said):
     monkeypatch.setattr(sys.modules["bare_backend"], "Named", cls, raising=False)
     assert backend_class("bare_backend.Named") is cls
     with pytest.raises(InvalidArgument, match=said):

@@ -32,7 +32,7 @@ def test_an_ipv6_host_keeps_its_brackets():
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST.", "[::1]", "127.1.2.3"])
-def test_every_name_of_this_machine_is_the_same_server(host):
+def test_every_loopback_name_is_the_same_server(host):
     assert parse(f"redis://{host}").server == parse("redis://localhost").server
 
 
@@ -59,7 +59,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("location", MALFORMED)
-def test_what_is_no_address_is_refused_without_quoting_it(location):
+def test_an_invalid_address_is_refused_without_quoting_it(location):
     with pytest.raises(ValueError, match=r"^$") as raised:
         parse(location)
     assert raised.value.__suppress_context__

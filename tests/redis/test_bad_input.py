@@ -89,7 +89,7 @@ def refused(operation, *arguments):
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_the_backend_refuses_reaches_no_server(backend):
+def test_input_that_the_backend_refuses_is_not_sent(backend):
     for case in EVERYTHING:
         operation, value = case.values
         try:
@@ -99,7 +99,7 @@ def test_what_the_backend_refuses_reaches_no_server(backend):
 
 
 @pytest.mark.usefixtures("untouched")
-def test_an_operation_whose_signal_is_set_reaches_no_server(backend):
+def test_an_operation_whose_signal_is_set_sends_nothing(backend):
     signal = threading.Event()
     signal.set()
     for operation in TAKES_SIGNAL.values():
@@ -110,7 +110,7 @@ def test_an_operation_whose_signal_is_set_reaches_no_server(backend):
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("helper", [get_by_key, get_by_id, owns])
-def test_what_a_helper_refuses_reaches_no_server(backend, helper):
+def test_input_that_a_helper_refuses_is_not_sent(backend, helper):
     for value in (None, 1, "", "k" * 513):
         refused(helper, backend, value)
 
@@ -161,7 +161,7 @@ LOCK_CASES = [
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_lock_refuses_reaches_no_server(syncguard_redis):
+def test_input_that_lock_refuses_is_not_sent(syncguard_redis):
     with syncguard_redis.client() as client:
         backend = RedisBackend(client)
         for case in LOCK_CASES:
@@ -175,7 +175,7 @@ def test_what_lock_refuses_reaches_no_server(syncguard_redis):
 
 
 @pytest.mark.usefixtures("untouched")
-def test_what_the_asyncio_lock_refuses_reaches_no_server(syncguard_redis):
+def test_input_that_the_asyncio_lock_refuses_is_not_sent(syncguard_redis):
     async def run():
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             for case in LOCK_CASES:
@@ -189,7 +189,7 @@ def test_what_the_asyncio_lock_refuses_reaches_no_server(syncguard_redis):
 
 
 @pytest.mark.usefixtures("untouched")
-def test_a_lock_whose_signal_is_set_already_reaches_no_server(syncguard_redis):
+def test_a_lock_whose_signal_is_already_set_sends_nothing(syncguard_redis):
     signal = threading.Event()
     signal.set()
     with syncguard_redis.client() as client:
@@ -211,5 +211,5 @@ def test_a_malformed_url_is_refused(backend_class, url):
 
 @pytest.mark.usefixtures("untouched")
 @pytest.mark.parametrize("backend_class", [RedisBackend, AsyncRedisBackend])
-def test_an_option_that_no_client_knows_is_refused(backend_class, syncguard_redis):
+def test_an_unknown_client_option_is_refused(backend_class, syncguard_redis):
     refused(lambda: backend_class.from_url(syncguard_redis.url, sokcet_timeout=1))

@@ -50,7 +50,7 @@ def malformed(call, reply):
 # -- acquire --------------------------------------------------------------------------------------
 
 
-def test_acquire_names_lock_index_fence_and_our_own_two(calls):
+def test_acquire_has_the_keys_of_lock_index_fence_live_set_and_count(calls):
     call = calls.acquire("k", 1_000, None)
     validate_lock_id(call.lock_id)
     assert call.script is scripts.ACQUIRE
@@ -63,13 +63,13 @@ def test_acquire_names_lock_index_fence_and_our_own_two(calls):
     )
 
 
-def test_acquire_hands_over_ttl_tolerance_and_the_last_fence(calls):
+def test_acquire_passes_ttl_tolerance_and_the_largest_fence(calls):
     call = calls.acquire("k", 1_234, None)
     assert call.args[:3] == (call.lock_id, "1234", str(TIME_TOLERANCE_MS))
     assert FENCE_MAX in call.args
 
 
-def test_every_acquire_has_a_fresh_lock_id(calls):
+def test_every_acquire_has_a_new_lock_id(calls):
     assert len({calls.acquire("k", 1_000, None).lock_id for _ in range(100)}) == 100
 
 
@@ -85,13 +85,13 @@ def test_zero_is_contention(calls):
     assert calls.acquire("k", 1_000, None).read(0) == Refusal()
 
 
-def test_a_waiter_is_told_how_long_the_holder_has_left(calls):
+def test_a_waiter_gets_the_remaining_time_of_the_holder(calls):
     call = calls.acquire("k", 1_000, None, wait_ms=500)
     assert call.read([0, 70]) == Refusal(70)
     assert call.read([0, -1]) == Refusal(None)
 
 
-def test_only_a_waiter_leaves_a_flag(calls):
+def test_only_a_waiter_sets_a_flag(calls):
     plain = calls.acquire("k", 1_000, None)
     waiting = calls.acquire("k", 1_000, None, wait_ms=500)
     assert len(waiting.keys) == len(plain.keys) + 1
@@ -99,14 +99,14 @@ def test_only_a_waiter_leaves_a_flag(calls):
     assert int(waiting.args[-1]) > 500
 
 
-def test_a_counter_that_is_used_up_is_an_internal_error(calls):
+def test_a_counter_at_its_maximum_is_an_internal_error(calls):
     with pytest.raises(LockError, match="at its maximum") as caught:
         calls.acquire("k", 1_000, None).read([-1])
     assert caught.value.code == "Internal"
 
 
 @pytest.mark.parametrize("fence", [b"42", b"00000000000000x", b"", 42, None, b"0" * 16])
-def test_a_fence_that_has_not_fifteen_digits_is_not_handed_on(calls, fence):
+def test_a_fence_without_fifteen_digits_is_an_internal_error(calls, fence):
     malformed(calls.acquire("k", 1_000, None), [1, fence, 1])
 
 
@@ -122,7 +122,7 @@ def test_an_acquire_reply_of_another_shape_is_an_internal_error(calls, reply):
 @pytest.mark.parametrize(
     ("fence", "warns"), [(b"090000000000000", False), (b"090000000000001", True)]
 )
-def test_a_fence_beyond_the_threshold_is_warned_of_without_the_key(calls, caplog, fence, warns):
+def test_a_fence_above_the_threshold_is_logged_without_the_key(calls, caplog, fence, warns):
     caplog.set_level(logging.WARNING, "syncguard")
     calls.acquire("very-secret", 1_000, None).read([1, fence, 1])
     assert bool(caplog.records) is warns
@@ -136,27 +136,27 @@ def test_a_fence_beyond_the_threshold_is_warned_of_without_the_key(calls, caplog
 CODES = [(0, "not-found"), (-1, "not-found"), (-2, "expired")]
 
 
-def test_a_release_that_worked(calls):
+def test_a_successful_release_is_ok(calls):
     assert calls.release(ID).read(1) == ReleaseResult(True)
 
 
 @pytest.mark.parametrize(("code", "reason"), CODES)
-def test_a_release_that_did_not_says_why(calls, code, reason):
+def test_a_failed_release_has_a_reason(calls, code, reason):
     result = calls.release(ID).read(code)
     assert (result.ok, result.reason) == (False, reason)
 
 
-def test_an_extension_that_worked_has_the_servers_expiry(calls):
+def test_a_successful_extend_has_the_servers_expiry(calls):
     assert calls.extend(ID, 1_000).read([1, 123]) == ExtendResult(True, 123)
 
 
 @pytest.mark.parametrize(("code", "reason"), CODES)
-def test_an_extension_that_did_not_says_why(calls, code, reason):
+def test_a_failed_extend_has_a_reason(calls, code, reason):
     result = calls.extend(ID, 1_000).read(code)
     assert (result.ok, result.expires_at_ms, result.reason) == (False, None, reason)
 
 
-def test_an_adoption_that_worked_has_a_fresh_id_and_the_old_fence(calls):
+def test_a_successful_adopt_has_a_new_lock_id_and_the_old_fence(calls):
     call = calls.adopt(ID, 1_000, None)
     granted = call.read([1, b"000000000000042", 123, b"k"])
     assert granted.lock_id == call.args[1] != ID
@@ -164,7 +164,7 @@ def test_an_adoption_that_worked_has_a_fresh_id_and_the_old_fence(calls):
 
 
 @pytest.mark.parametrize(("code", "reason"), CODES)
-def test_an_adoption_that_did_not_says_why(calls, code, reason):
+def test_a_failed_adopt_has_a_reason(calls, code, reason):
     assert calls.adopt(ID, 1_000, None).read(code) == reason
 
 
@@ -174,7 +174,7 @@ def test_a_mutations_reply_of_another_shape_is_an_internal_error(calls, reply):
         malformed(call, reply)
 
 
-def test_release_and_extend_name_the_lock_by_its_index_alone(calls):
+def test_release_and_extend_find_the_lock_only_by_its_index(calls):
     for call in (calls.release(ID), calls.extend(ID, 1_000)):
         assert call.keys == (f"syncguard:id:{ID}", "syncguard:id::live")
 
@@ -195,7 +195,7 @@ def test_a_lookup_that_found_nothing_is_none(calls):
     assert calls.lookup(None, ID).read(None) is None
 
 
-def test_whether_a_record_is_live_is_decided_by_the_one_predicate(calls, monkeypatch):
+def test_is_live_decides_whether_a_record_is_live(calls, monkeypatch):
     asked = []
 
     def predicate(expires_at_ms, now_ms, tolerance_ms):
@@ -210,7 +210,7 @@ def test_whether_a_record_is_live_is_decided_by_the_one_predicate(calls, monkeyp
 
 
 @pytest.mark.parametrize(("expired_for_ms", "live"), [(-1, True), (999, True), (1_000, False)])
-def test_a_record_counts_until_the_tolerance_is_over(calls, expired_for_ms, live):
+def test_a_record_is_live_until_the_tolerance_ends(calls, expired_for_ms, live):
     reply = [record(expiresAtMs=NOW - expired_for_ms), *TIME]
     assert (calls.lookup("k", None).read(reply) is not None) is live
     assert (calls.lookup(None, ID).read(reply) is not None) is live
@@ -221,7 +221,7 @@ def test_a_record_counts_until_the_tolerance_is_over(calls, expired_for_ms, live
     [b"not json", b"[]", b"7", b"{}", b"null", record(expiresAtMs="soon"), b"\xff\xfe", None],
     ids=repr,
 )
-def test_a_record_that_is_not_ours_is_an_error_that_does_not_show_it(calls, stored):
+def test_the_error_of_a_malformed_record_does_not_quote_it(calls, stored):
     text = malformed(calls.lookup("k", None), [stored, *TIME])
     assert "json" not in text
 
@@ -231,7 +231,7 @@ def test_a_lookup_reply_of_another_shape_is_an_internal_error(calls, reply):
     malformed(calls.lookup("k", None), reply)
 
 
-def test_a_list_leaves_out_what_is_gone_or_expired(calls):
+def test_a_list_omits_missing_and_expired_locks(calls):
     call = calls.live_locks(calls.names.spaces()[0], 0, 10)
     page = call.read([*TIME, [record(), None, record(expiresAtMs=1)], 7])
     assert [info.key for info in page.locks] == ["k"]
@@ -251,13 +251,13 @@ def test_counts_of_another_shape_are_an_internal_error(calls, reply):
     malformed(calls.counts(calls.names.spaces()[0]), reply)
 
 
-def test_sanitizing_leaves_nothing_raw(calls):
+def test_sanitizing_removes_key_and_lock_id(calls):
     info = calls.lookup("k", None).read([record(), *TIME])
     assert type(sanitized(info)) is LockInfo
     assert ID not in str(sanitized(info))
 
 
-def test_cleanup_is_off_unless_asked_for_and_then_guarded():
+def test_cleanup_is_off_by_default_and_uses_the_guard_time():
     assert str(CLEANUP_GUARD_MS) not in Calls().is_locked("k").args
     assert str(CLEANUP_GUARD_MS) in Calls(cleanup_in_is_locked=True).is_locked("k").args
 
@@ -298,7 +298,7 @@ ALL_SCRIPTS = [value for value in vars(scripts).values() if isinstance(value, sc
 
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS, ids=lambda s: s.name)
-def test_every_script_opens_with_what_it_takes_and_returns(script):
+def test_every_script_starts_with_its_arguments_and_results(script):
     head = script.text.split("\n\n")[0] if "\n\n" in script.text else script.text
     assert head.startswith("-- ")
     assert "-- KEYS[1]" in script.text

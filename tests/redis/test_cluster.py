@@ -57,7 +57,9 @@ def test_a_page_and_the_health_of_a_cluster_count_the_locks_of_all_buckets(
     assert (fields["liveLocks"], fields["fenceCounters"]) == (30, 30)
 
 
-def test_a_lock_goes_through_its_life_on_a_cluster(backend: RedisBackend) -> None:
+def test_a_lock_is_acquired_extended_adopted_and_released_on_a_cluster(
+    backend: RedisBackend,
+) -> None:
     for n in range(30):
         key = f"invoice:{n}"
         first = backend.acquire(key, ttl_ms=20_000, holder="worker")
@@ -116,7 +118,7 @@ def test_a_lock_is_extended_on_a_cluster(backend: RedisBackend) -> None:
         assert not held.lost
 
 
-def test_asyncio_a_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
+def test_an_asyncio_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
     far = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
 
     async def main() -> None:

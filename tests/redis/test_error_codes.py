@@ -69,7 +69,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply.split(" ")[0])
-def test_else_the_first_word_of_the_reply_decides(reply):
+def test_otherwise_the_first_word_of_the_reply_decides(reply):
     assert error_code(errors.ResponseError(reply)) == REPLIES[reply]
 
 
@@ -82,13 +82,13 @@ def test_else_the_first_word_of_the_reply_decides(reply):
     ],
     ids=["plain", "twice"],
 )
-def test_redis_6_wraps_the_code_of_what_a_script_met(frame, reply):
+def test_redis_6_wraps_the_code_of_an_error_inside_a_script(frame, reply):
     error = errors.ResponseError(frame.format(sha="a" * 40, reply=reply))
     assert error_code(error) == REPLIES[reply]
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=lambda reply: reply.split(" ")[0])
-def test_redis_7_puts_the_script_behind_the_code(reply):
+def test_redis_7_puts_the_script_after_the_code(reply):
     error = errors.ResponseError(f"{reply} script: {'a' * 40}, on @user_script:25.")
     assert error_code(error) == REPLIES[reply]
 
@@ -102,7 +102,7 @@ def test_redis_7_puts_the_script_behind_the_code(reply):
     ],
 )
 @pytest.mark.parametrize("frame", ["{}", "Error running script (call to f_0): @user_script:25: {}"])
-def test_a_server_that_cannot_serve_says_so_in_the_class_that_retries_name(code, kind, frame):
+def test_not_serving_returns_the_class_that_retry_on_error_compares(code, kind, frame):
     reply = frame.format(f"{code} not here")
     assert type(not_serving(errors.ResponseError(reply))) is kind
     assert type(not_serving(kind(reply))) is kind
@@ -111,7 +111,7 @@ def test_a_server_that_cannot_serve_says_so_in_the_class_that_retries_name(code,
 @pytest.mark.parametrize(
     "error", [errors.ResponseError("OOM full"), errors.ConnectionError("gone"), OSError()]
 )
-def test_other_errors_do_not_say_that_a_server_cannot_serve(error):
+def test_not_serving_returns_none_for_other_errors(error):
     assert not_serving(error) is None
 
 
@@ -119,11 +119,11 @@ def test_other_errors_do_not_say_that_a_server_cannot_serve(error):
     "reply",
     ["the key WRONGTYPE is fine", "unknown command 'NOAUTH'", "x OOM", "Noauth", "oom"],
 )
-def test_a_code_elsewhere_in_the_text_means_nothing(reply):
+def test_a_code_elsewhere_in_the_text_is_ignored(reply):
     assert error_code(errors.ResponseError(reply)) == "Internal"
 
 
-def test_the_error_keeps_its_cause_and_what_it_was_about():
+def test_the_error_keeps_its_cause_key_and_lock_id():
     cause = errors.ConnectionError("Error 111 connecting to redis://user:hunter2@host")
     error = lock_error(cause, key="very-secret", lock_id=ID)
     assert (error.context.key, error.context.lock_id) == ("very-secret", ID)
@@ -131,7 +131,7 @@ def test_the_error_keeps_its_cause_and_what_it_was_about():
 
 
 @pytest.mark.parametrize("reply", [*REPLIES, "something with hunter2 and very-secret"])
-def test_the_errors_text_is_ours_and_repeats_nothing(reply):
+def test_the_text_of_an_error_quotes_no_reply(reply):
     cause = errors.ResponseError(reply + " hunter2")
     text = str(lock_error(cause, key="very-secret", lock_id=ID))
     assert "hunter2" not in text
@@ -151,7 +151,7 @@ def code_of(operation):
     return caught.value.code
 
 
-def test_something_else_under_our_names_is_an_invalid_argument(client, backend):
+def test_a_key_of_another_application_is_an_invalid_argument(client, backend):
     client.rpush("syncguard:k", "a list")
     assert code_of(lambda: backend.acquire("k")) == "InvalidArgument"
     assert code_of(lambda: backend.is_locked("k")) == "InvalidArgument"
@@ -163,7 +163,7 @@ def test_a_counter_that_is_no_number_is_internal(client, backend):
     assert code_of(lambda: backend.acquire("k")) == "Internal"
 
 
-def test_a_server_that_is_gone_is_unavailable(syncguard_redis, backend):
+def test_a_stopped_server_is_service_unavailable(syncguard_redis, backend):
     syncguard_redis.kill()
     assert code_of(lambda: backend.acquire("k")) == "ServiceUnavailable"
 
@@ -175,7 +175,7 @@ def test_a_server_that_does_not_answer_is_a_network_timeout(syncguard_redis, mak
         assert code_of(lambda: backend.acquire("k")) == "NetworkTimeout"
 
 
-def test_a_client_without_retries_does_not_ask_a_server_that_hangs_again(
+def test_a_client_without_retries_sends_one_request_to_a_server_that_hangs(
     syncguard_redis, client, make_backend
 ):
     """A kept connection may have died with a server that is back; a time-out says otherwise."""
@@ -188,7 +188,7 @@ def test_a_client_without_retries_does_not_ask_a_server_that_hangs_again(
     assert client.info("stats")["total_connections_received"] == before
 
 
-def test_a_pool_that_is_used_up_is_rate_limited(syncguard_redis):
+def test_a_pool_without_free_connections_is_rate_limited(syncguard_redis):
     import redis
 
     from syncguard.redis import RedisBackend
@@ -220,7 +220,7 @@ def test_a_server_without_memory_is_rate_limited(backend_on):
         assert code_of(lambda: backend.acquire("k")) == "RateLimited"
 
 
-def test_a_replica_refuses_to_take_locks(backend_on):
+def test_a_replica_is_service_unavailable(backend_on):
     with RedisServer(config=["replicaof 127.0.0.1 1"]) as server:
         backend = backend_on(server)
         assert code_of(lambda: backend.acquire("k")) == "ServiceUnavailable"

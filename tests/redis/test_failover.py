@@ -66,7 +66,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("size", [2, 100], ids=["small", "roomy"])
-def test_the_connection_to_a_demoted_server_is_left_at_once(backend_on, pair, size):
+def test_the_connection_to_a_demoted_server_is_closed_at_once(backend_on, pair, size):
     """Though this client never retries; and whether we keep the connection, or the pool does."""
     backend = backend_on(pair, client={"max_connections": size})
     held = backend.acquire("before", 60_000)
@@ -91,7 +91,7 @@ class MovesOn(NoBackoff):
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
-def test_further_tries_are_those_of_the_clients_policy(request, backend_on, pair, named):
+def test_further_retries_follow_the_clients_policy(request, backend_on, pair, named):
     kind = Retry if request.node.callspec.params["backend_on"] == "blocking" else AsyncRetry
     policy = {"retry": kind(MovesOn(pair), 1), "retry_on_error": [ReadOnlyError] if named else []}
     backend = backend_on(pair, client=policy)
@@ -104,7 +104,7 @@ def test_further_tries_are_those_of_the_clients_policy(request, backend_on, pair
             backend.acquire("after", 60_000)
 
 
-def test_a_server_that_stays_a_replica_is_reported_and_left_when_there_is_another(backend_on, pair):
+def test_a_replica_is_reported_until_a_new_primary_can_be_reached(backend_on, pair):
     backend = backend_on(pair)
     assert backend.acquire("before", 60_000).ok
     pair.demote()
@@ -116,7 +116,7 @@ def test_a_server_that_stays_a_replica_is_reported_and_left_when_there_is_anothe
     assert backend.acquire("after", 60_000).ok
 
 
-def test_a_release_that_was_refused_and_sent_again_is_no_success_by_that(backend_on, pair):
+def test_a_rejected_release_that_is_sent_again_is_not_assumed_to_be_done(backend_on, pair):
     """The refusal did nothing: that the lock is gone afterwards is somebody else's doing."""
     backend = backend_on(pair)
     held = backend.acquire("k", 60_000)
@@ -128,7 +128,7 @@ def test_a_release_that_was_refused_and_sent_again_is_no_success_by_that(backend
     assert not backend.release(held.lock_id).ok
 
 
-def test_a_heartbeat_follows_to_the_new_primary(pair):
+def test_a_heartbeat_connects_to_the_new_primary(pair):
     with RedisBackend.from_url(pair.url) as backend:
         with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
             first = held.expires_at_ms
@@ -140,7 +140,7 @@ def test_a_heartbeat_follows_to_the_new_primary(pair):
         assert not backend.is_locked("k")
 
 
-def test_asyncio_a_heartbeat_follows_to_the_new_primary(pair):
+def test_an_asyncio_heartbeat_connects_to_the_new_primary(pair):
     async def main() -> None:
         async with AsyncRedisBackend.from_url(pair.url) as backend:
             async with aio.lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:

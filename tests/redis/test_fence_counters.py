@@ -13,7 +13,7 @@ from syncguard.testing import RedisServer
 COUNTER = "syncguard:fence:syncguard:k"
 
 
-def test_the_largest_fence_is_handed_out_and_no_larger_one(client, backend):
+def test_the_largest_fence_is_returned_and_no_larger_one(client, backend):
     client.set(COUNTER, int(FENCE_MAX) - 1)
     last = backend.acquire("k", 60_000)
     assert last.fence == FENCE_MAX
@@ -25,7 +25,7 @@ def test_the_largest_fence_is_handed_out_and_no_larger_one(client, backend):
     assert backend.count_live_locks() == 0
 
 
-def test_a_counter_near_its_end_is_warned_of_with_the_hash_of_the_key(client, backend, caplog):
+def test_a_counter_near_its_maximum_is_logged_with_the_hash_of_the_key(client, backend, caplog):
     caplog.set_level(logging.WARNING, "syncguard")
     client.set(COUNTER, int(FENCE_WARN) - 1)
     backend.acquire("k", 60_000).release()
@@ -49,7 +49,7 @@ def test_large_fences_keep_every_digit(client, backend):
     assert fences == list(range(899_999_999_999_991, 900_000_000_000_001))
 
 
-def test_fences_grow_over_a_restart(backend_on):
+def test_fences_grow_after_a_restart(backend_on):
     with RedisServer(aof=True) as server:
         backend = backend_on(server)
         first = backend.acquire("k", 60_000)
@@ -58,7 +58,7 @@ def test_fences_grow_over_a_restart(backend_on):
         assert backend.acquire("k", 60_000).fence > first.fence
 
 
-def test_fences_grow_over_a_crash_with_aof(backend_on):
+def test_fences_grow_after_a_crash_with_aof(backend_on):
     with RedisServer(aof=True) as server:
         backend = backend_on(server)
         first = backend.acquire("k", 60_000)
@@ -68,7 +68,7 @@ def test_fences_grow_over_a_crash_with_aof(backend_on):
         assert backend.acquire("k", 60_000).fence > first.fence
 
 
-def test_a_plain_counter_starts_again_when_its_data_is_lost(client, backend):
+def test_without_a_floor_a_lost_counter_restarts_at_one(client, backend):
     """Why there is a floor."""
     for _ in range(5):
         backend.acquire("k", 60_000).release()
@@ -82,7 +82,7 @@ def wait_until_the_clock_has_passed(client, fence):
         pass
 
 
-def test_with_a_floor_fences_grow_though_all_data_was_lost(client, make_backend):
+def test_with_a_floor_fences_grow_after_a_loss_of_all_data(client, make_backend):
     backend = make_backend(fence_floor="clock")
     first = backend.acquire("k", 60_000)
     client.flushall()
@@ -90,7 +90,7 @@ def test_with_a_floor_fences_grow_though_all_data_was_lost(client, make_backend)
     assert backend.acquire("k", 60_000).fence > first.fence
 
 
-def test_with_a_floor_fences_grow_though_an_old_snapshot_came_back(client, make_backend):
+def test_with_a_floor_fences_grow_after_an_old_snapshot_was_restored(client, make_backend):
     backend = make_backend(fence_floor="clock")
     backend.acquire("k", 60_000).release()
     snapshot = client.get(COUNTER)
@@ -102,7 +102,7 @@ def test_with_a_floor_fences_grow_though_an_old_snapshot_came_back(client, make_
     assert backend.acquire("k", 60_000).fence > last.fence
 
 
-def test_the_floor_lifts_a_plain_counter_and_never_lowers_one(client, make_backend):
+def test_the_floor_raises_a_counter_and_never_lowers_one(client, make_backend):
     plain, lifted = make_backend(), make_backend(fence_floor="clock")
     first = plain.acquire("k", 60_000)
     first.release()
@@ -137,7 +137,7 @@ def test_counting_fence_counters_needs_no_scan(syncguard_redis):
     assert after.get("keys", 0) == before.get("keys", 0)
 
 
-def test_listing_does_not_look_at_fence_counters(syncguard_redis, client, backend):
+def test_listing_does_not_read_fence_counters(syncguard_redis, client, backend):
     client.mset({f"syncguard:fence:syncguard:old {n}": 1 for n in range(1_000)})
     backend.acquire("k", 60_000)
     before = syncguard_redis.commands_processed()
@@ -149,21 +149,21 @@ def test_listing_does_not_look_at_fence_counters(syncguard_redis, client, backen
     assert sum(after[name] - before.get(name, 0) for name in new) < 20
 
 
-def test_locks_that_ran_out_do_not_pile_up_in_the_list(client, backend):
+def test_expired_locks_are_removed_from_the_list(client, backend):
     # Planted, because waiting for a hundred expiries takes time.
     client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
     assert backend.count_live_locks() == 0
     assert client.zcard("syncguard:id::live") == 0
 
 
-def test_taking_new_locks_sweeps_the_list_too(client, backend):
+def test_acquiring_new_locks_removes_expired_ones_from_the_list(client, backend):
     client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
     for n in range(64):
         backend.acquire(f"new {n}", 60_000)
     assert client.zcard("syncguard:id::live") == 64
 
 
-def test_taking_the_same_lock_again_and_again_sweeps_the_list_too(client, backend):
+def test_acquiring_one_lock_repeatedly_removes_expired_ones_from_the_list(client, backend):
     backend.acquire("k", 60_000).release()
     client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
     for _ in range(64):

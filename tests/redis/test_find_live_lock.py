@@ -37,14 +37,14 @@ def test_a_lock_is_found_by_its_raw_key_and_has_its_lock_id(backend):
     assert backend.find_raw(by_key("three")) == []
 
 
-def test_no_more_are_returned_than_were_asked_for(backend):
+def test_find_returns_at_most_the_requested_number(backend):
     for number in range(5):
         backend.acquire(f"k{number}", 60_000)
     assert len(backend.find_raw(lambda _info: True, at_most=2)) == 2
     assert len(backend.find_raw(lambda _info: True, at_most=9)) == 5
 
 
-def test_only_locks_with_the_fence_leave_the_server(backend):
+def test_the_server_returns_only_locks_with_the_fence(backend):
     backend.acquire("a", 60_000)
     backend.acquire("b", 60_000).release()
     backend.acquire("b", 60_000)
@@ -53,7 +53,7 @@ def test_only_locks_with_the_fence_leave_the_server(backend):
     assert asked == ["b"]
 
 
-def test_only_locks_of_that_moment_leave_the_server(backend):
+def test_the_server_returns_only_locks_acquired_at_that_time(backend):
     one = backend.acquire("a", 60_000)
     moment = backend.lookup(lock_id=one.lock_id).acquired_at_ms
     while backend.acquire("b", 60_000).ok and backend.lookup(key="b").acquired_at_ms == moment:
@@ -64,7 +64,7 @@ def test_only_locks_of_that_moment_leave_the_server(backend):
     assert asked == ["a"]
 
 
-def test_a_lock_whose_entry_outlived_it_is_not_found(backend, syncguard_redis):
+def test_an_entry_without_a_lock_is_not_found(backend, syncguard_redis):
     backend.acquire("gone", 60_000)
     with syncguard_redis.client() as client:
         client.delete("syncguard:gone")
@@ -85,7 +85,7 @@ def test_3000_locks_are_found_one_by_one_in_a_step_for_each_thousand(backend, sy
 
 
 @pytest.mark.rounds
-def test_a_held_lock_is_found_however_the_list_changes_meanwhile(backend, syncguard_redis):
+def test_a_held_lock_is_found_while_the_list_changes(backend, syncguard_redis):
     """Locks that expire, come and are extended move all others in the order of expiry."""
     for number in range(2_500):
         backend.acquire(f"still:{number}", 600_000)
@@ -138,7 +138,7 @@ def test_the_live_locks_can_be_listed_raw(backend):
 
 
 @pytest.mark.asyncio
-async def test_asyncio_finds_and_lists_the_same(backend, syncguard_redis):
+async def test_the_asyncio_backend_finds_and_lists_the_same(backend, syncguard_redis):
     from syncguard.redis import AsyncRedisBackend
 
     backend.acquire("one", 60_000)

@@ -37,7 +37,7 @@ def wait_until(is_true):
         time.sleep(0.005)
 
 
-def test_a_lock_outlives_its_block_until_it_is_released(backend):
+def test_a_lock_stays_held_after_its_block_until_it_is_released(backend):
     late = taken(backend, "a")
     assert backend.is_locked("a")
     assert current_lock() is None
@@ -45,7 +45,7 @@ def test_a_lock_outlives_its_block_until_it_is_released(backend):
     assert not backend.is_locked("a")
 
 
-def test_the_lock_object_may_be_used_for_another_block_meanwhile(backend):
+def test_the_lock_object_may_be_used_for_another_block_before_the_release(backend):
     taking = lock(backend, "a", acquisition=AT_ONCE)
     taking.__enter__()
     late = release_later(taking)
@@ -57,7 +57,7 @@ def test_the_lock_object_may_be_used_for_another_block_meanwhile(backend):
         pass
 
 
-def test_it_is_extended_meanwhile(backend):
+def test_a_lock_is_extended_until_its_late_release(backend):
     told = []
     late = taken(backend, "a", ttl_ms=3_000, on_lost=told.append)
     granted_until_ms = late.held.expires_at_ms
@@ -67,7 +67,7 @@ def test_it_is_extended_meanwhile(backend):
     assert release_together([late]) == [late.held]
 
 
-def test_it_is_entered_again_with_the_same_fence(backend):
+def test_a_lock_before_its_late_release_is_entered_again_with_the_same_fence(backend):
     late = taken(backend, "a")
     with late.enter_again() as held:
         assert current_lock() is held
@@ -109,7 +109,7 @@ def test_a_forked_child_releases_nothing(backend):
     release_together([late])
 
 
-def test_a_lock_that_is_to_be_kept_is_kept(backend):
+def test_a_kept_lock_is_not_released_late(backend):
     kept, other, third = (taken(backend, key) for key in "abc")
     kept.held.keep(60_000)
     assert release_together([kept, other, third]) == []
@@ -123,7 +123,7 @@ def test_neither_key_nor_lock_id_is_shown(backend):
     release_together([late])
 
 
-def test_those_that_were_lost_are_named(backend):
+def test_release_returns_the_lost_locks(backend):
     late = [taken(backend, key) for key in "abc"]
     backend.release(late[1].held.lock_id)
     assert release_together(late) == [late[1].held]
@@ -155,7 +155,7 @@ def test_many_are_released_in_few_round_trips(backend, sent):
     assert backend.count_live_locks() == 0
 
 
-def test_a_redis_that_forgot_the_script_releases_all_the_same(backend, syncguard_redis):
+def test_all_locks_are_released_after_a_script_flush(backend, syncguard_redis):
     late = [taken(backend, f"key-{number}") for number in range(5)]
     with syncguard_redis.client() as client:
         client.script_flush()
@@ -184,7 +184,7 @@ def test_each_release_is_reported(backend):
     ]
 
 
-def test_a_connection_that_breaks_is_not_taken_for_a_loss(backend, monkeypatch):
+def test_a_broken_connection_does_not_count_as_a_lost_lock(backend, monkeypatch):
     """Sent, carried out, and the replies never arrived."""
     late = [taken(backend, key) for key in "abcd"]
     read = Connection.read_response
@@ -209,7 +209,7 @@ def mortal_redis():
         yield server
 
 
-def test_a_redis_that_is_gone_fails_once_for_all(mortal_redis, sent):
+def test_an_unreachable_redis_fails_once_for_all_locks(mortal_redis, sent):
     errors, events = [], []
 
     def note(error, context):
@@ -239,7 +239,7 @@ def before_the_pipeline(monkeypatch, act):
     monkeypatch.setattr(pipeline, "_exchange", act_first)
 
 
-def test_a_script_that_is_forgotten_in_between_is_sent_again(backend, syncguard_redis, monkeypatch):
+def test_a_script_that_is_flushed_in_between_is_sent_again(backend, syncguard_redis, monkeypatch):
     late = [taken(backend, key) for key in "abc"]
     with syncguard_redis.client() as client:
         before_the_pipeline(monkeypatch, client.script_flush)
@@ -247,7 +247,7 @@ def test_a_script_that_is_forgotten_in_between_is_sent_again(backend, syncguard_
     assert backend.count_live_locks() == 0
 
 
-def test_a_redis_that_dies_in_between_fails_for_the_rest(mortal_redis, monkeypatch):
+def test_a_redis_killed_in_between_fails_for_the_remaining_locks(mortal_redis, monkeypatch):
     errors = []
 
     def note(error, context):
@@ -260,7 +260,7 @@ def test_a_redis_that_dies_in_between_fails_for_the_rest(mortal_redis, monkeypat
     assert errors == [("ServiceUnavailable", "b"), ("ServiceUnavailable", "c")]
 
 
-def test_a_mock_of_redis_that_is_gone_fails_once_for_all(caplog):
+def test_an_unreachable_mock_of_redis_fails_once_for_all_locks(caplog):
     fakeredis = pytest.importorskip("fakeredis")
     server = fakeredis.FakeServer()
     client = fakeredis.FakeRedis(server=server)
@@ -272,7 +272,7 @@ def test_a_mock_of_redis_that_is_gone_fails_once_for_all(caplog):
     client.close()
 
 
-def test_an_interrupt_passes_and_leaves_no_lock_behind(backend, monkeypatch):
+def test_an_interrupt_is_raised_and_all_locks_are_released(backend, monkeypatch):
     late = [taken(backend, key) for key in "abc"]
     release_many = RedisBackend.release_many
     interrupts = [KeyboardInterrupt()]
@@ -304,7 +304,7 @@ class Plain:
         return self._inner.release(lock_id, signal=signal)
 
 
-def test_a_backend_without_a_pipeline_releases_one_after_the_other(backend):
+def test_a_backend_without_release_many_releases_one_by_one(backend):
     plain = Plain(backend)
     late = [taken(plain, key) for key in "abc"]
     assert release_together(late) == []
@@ -312,7 +312,7 @@ def test_a_backend_without_a_pipeline_releases_one_after_the_other(backend):
     assert backend.count_live_locks() == 0
 
 
-def test_a_backend_without_a_pipeline_fails_once_for_all(mortal_redis, caplog):
+def test_a_backend_without_release_many_fails_once_for_all_locks(mortal_redis, caplog):
     with RedisBackend.from_url(mortal_redis.url) as backend:
         plain = Plain(backend)
         late = [taken(plain, key) for key in "abc"]
@@ -322,7 +322,7 @@ def test_a_backend_without_a_pipeline_fails_once_for_all(mortal_redis, caplog):
     assert caplog.text.count("Could not release a lock") == 3
 
 
-def test_a_mock_of_redis_releases_one_after_the_other():
+def test_a_mock_of_redis_releases_one_by_one():
     fakeredis = pytest.importorskip("fakeredis")
     client = fakeredis.FakeRedis()
     backend = RedisBackend(client, key_prefix="late")

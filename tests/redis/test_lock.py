@@ -60,14 +60,14 @@ def test_the_lock_is_released_when_the_body_raises(backend: RedisBackend) -> Non
     assert not backend.is_locked("k")
 
 
-def test_a_held_lock_is_refused_to_others(backend: RedisBackend) -> None:
+def test_a_held_lock_is_refused_to_other_callers(backend: RedisBackend) -> None:
     with backend.acquire("k"), pytest.raises(LockError) as caught:  # type: ignore[union-attr]
         lock(backend, "k", acquisition=ONCE).__enter__()
     assert isinstance(caught.value, AcquisitionTimeout)
     assert caught.value.context.key == "k"
 
 
-def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(
+def test_a_signal_that_is_already_set_aborts_before_the_first_attempt(
     backend: RedisBackend,
 ) -> None:
     signal = threading.Event()
@@ -115,7 +115,9 @@ def test_a_decorated_function_may_run_in_many_threads(backend: RedisBackend) -> 
     assert not inside
 
 
-def test_what_would_run_after_the_release_cannot_be_decorated(backend: RedisBackend) -> None:
+def test_functions_whose_body_runs_after_the_call_cannot_be_decorated(
+    backend: RedisBackend,
+) -> None:
     def generator() -> Iterator[int]:
         yield 1
 
@@ -127,7 +129,7 @@ def test_what_would_run_after_the_release_cannot_be_decorated(backend: RedisBack
         assert caught.value.code == "InvalidArgument"
 
 
-def test_one_lock_object_serves_one_block_at_a_time(backend: RedisBackend) -> None:
+def test_one_lock_object_can_be_used_for_one_block_at_a_time(backend: RedisBackend) -> None:
     mine = lock(backend, "k")
     with mine, pytest.raises(LockError, match="in use"):
         mine.__enter__()
@@ -135,7 +137,7 @@ def test_one_lock_object_serves_one_block_at_a_time(backend: RedisBackend) -> No
         assert backend.is_locked("k"), "after its block it can be used again"
 
 
-def test_one_lock_object_lets_no_second_thread_wait_in_it(backend: RedisBackend) -> None:
+def test_a_second_thread_cannot_wait_with_the_same_lock_object(backend: RedisBackend) -> None:
     mine = lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000))
     somebody = backend.acquire("k", ttl_ms=60_000)
     assert somebody.ok
@@ -159,7 +161,7 @@ def test_a_lock_prints_neither_key_nor_id(backend: RedisBackend) -> None:
             assert held.lock_id not in shown
 
 
-def test_a_lock_that_somebody_took_away_is_reported_on_leaving(backend: RedisBackend) -> None:
+def test_a_lost_lock_is_reported_when_the_block_ends(backend: RedisBackend) -> None:
     with pytest.raises(LockLost) as caught:
         with lock(backend, "k") as held:
             backend.release(held.lock_id)
@@ -167,7 +169,7 @@ def test_a_lock_that_somebody_took_away_is_reported_on_leaving(backend: RedisBac
     assert held.lost
 
 
-def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
+def test_a_lock_lost_with_the_servers_data_is_reported_when_the_block_ends() -> None:
     """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
     with RedisServer() as server:
         with backend_on(server.port) as backend, pytest.raises(LockLost):
@@ -189,7 +191,7 @@ def lose_the_next_reply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis.Connection, "read_response", lose_one)
 
 
-def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
+def test_a_lock_of_another_holder_is_reported_even_if_the_release_was_sent_twice(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -204,7 +206,7 @@ def test_a_lock_in_other_hands_is_reported_even_if_the_release_was_sent_twice(
     assert held.lost
 
 
-def test_a_release_whose_reply_was_lost_counts_as_done(
+def test_a_release_whose_reply_was_lost_is_assumed_to_be_done(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backend_on(syncguard_redis.port) as backend:
@@ -233,14 +235,14 @@ def test_a_kept_lock_can_get_another_ttl(
         assert 0 < client.pttl("syncguard:k") <= 5_000
 
 
-def test_a_kept_lock_that_was_lost_meanwhile_is_reported(backend: RedisBackend) -> None:
+def test_a_kept_lock_that_was_lost_in_the_block_is_reported(backend: RedisBackend) -> None:
     with pytest.raises(LockLost):
         with lock(backend, "k") as held:
             backend.release(held.lock_id)
             held.keep(ttl_ms=5_000)
 
 
-def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
+def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
     backend: RedisBackend,
 ) -> None:
     with pytest.raises(LockLost):
@@ -250,7 +252,7 @@ def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
                 time.sleep(0.001)
 
 
-def test_a_lock_cannot_be_kept_for_nonsense(backend: RedisBackend) -> None:
+def test_keep_refuses_an_invalid_ttl(backend: RedisBackend) -> None:
     with lock(backend, "k") as held, pytest.raises(LockError):
         held.keep(ttl_ms=0)
 
@@ -293,7 +295,7 @@ def test_the_default_callback_logs_without_key_and_lock_id(
     assert held.lock_id not in caplog.text
 
 
-def test_dispose_timeout_ms_bounds_the_leaving(syncguard_redis: RedisServer) -> None:
+def test_dispose_timeout_ms_limits_the_time_of_the_release(syncguard_redis: RedisServer) -> None:
     told: list[LockError] = []
     with syncguard_redis.client() as client:
         backend = RedisBackend(
@@ -340,7 +342,7 @@ class Plain:
         return self._backend.extend(lock_id, ttl_ms)
 
 
-def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> None:
+def test_with_a_backend_without_waiting_lock_sleeps_between_attempts(backend: RedisBackend) -> None:
     plain = Plain(backend)
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
@@ -349,7 +351,7 @@ def test_a_plain_backend_is_waited_for_by_sleeping(backend: RedisBackend) -> Non
         assert plain.acquires > 1
 
 
-def test_a_plain_backends_lock_is_extended_by_calling_it(backend: RedisBackend) -> None:
+def test_with_a_backend_without_channel_the_heartbeat_calls_extend(backend: RedisBackend) -> None:
     plain = Plain(backend)
     with lock(plain, "k", ttl_ms=3_000, auto_extend=True) as held:  # type: ignore[arg-type]
         before = held.expires_at_ms
@@ -358,7 +360,7 @@ def test_a_plain_backends_lock_is_extended_by_calling_it(backend: RedisBackend) 
     assert plain.extends >= 2, "the fault of the first call did not end the heartbeat"
 
 
-def test_a_plain_backends_wait_ends_with_its_signal(backend: RedisBackend) -> None:
+def test_a_signal_ends_the_wait_on_a_backend_without_waiting(backend: RedisBackend) -> None:
     signal = threading.Event()
     threading.Timer(0.1, signal.set).start()
     slow = Acquisition(retry_delay_ms=50_000, timeout_ms=60_000)
@@ -367,7 +369,7 @@ def test_a_plain_backends_wait_ends_with_its_signal(backend: RedisBackend) -> No
     assert caught.value.code == "Aborted"
 
 
-def test_what_an_interrupted_attempt_took_from_a_plain_backend_is_given_back(
+def test_an_interrupted_attempt_on_a_backend_without_waiting_releases_its_lock(
     backend: RedisBackend,
 ) -> None:
     waiter = open_waiter(Plain(backend), "k")  # type: ignore[arg-type]
@@ -389,7 +391,7 @@ def test_a_heartbeat_that_cannot_start_leaves_no_lock(
     assert not backend.is_locked("k")
 
 
-def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
+def test_a_lock_granted_later_than_its_ttl_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     with backend_on(syncguard_redis.port) as backend:
@@ -402,7 +404,7 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
             assert held.fence == "000000000000002"
 
 
-def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
+def test_a_late_grant_of_the_last_attempt_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     with backend_on(syncguard_redis.port) as backend:

@@ -50,7 +50,7 @@ def test_the_lock_is_held_in_the_block_and_free_after_it(syncguard_redis: RedisS
     run(syncguard_redis, body)
 
 
-def test_a_signal_that_is_set_already_aborts_before_the_first_attempt(
+def test_a_signal_that_is_already_set_aborts_before_the_first_attempt(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
@@ -91,7 +91,9 @@ def test_a_lock_decorates_async_functions(syncguard_redis: RedisServer) -> None:
     run(syncguard_redis, body)
 
 
-def test_what_would_not_be_covered_cannot_be_decorated(syncguard_redis: RedisServer) -> None:
+def test_functions_that_the_lock_would_not_cover_cannot_be_decorated(
+    syncguard_redis: RedisServer,
+) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         async def generator() -> AsyncIterator[int]:
             yield 1
@@ -106,7 +108,7 @@ def test_what_would_not_be_covered_cannot_be_decorated(syncguard_redis: RedisSer
     run(syncguard_redis, body)
 
 
-def test_one_lock_object_serves_one_block_at_a_time(syncguard_redis: RedisServer) -> None:
+def test_one_lock_object_can_be_used_for_one_block_at_a_time(syncguard_redis: RedisServer) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         mine = aio.lock(backend, "k")
         async with mine:
@@ -116,7 +118,7 @@ def test_one_lock_object_serves_one_block_at_a_time(syncguard_redis: RedisServer
     run(syncguard_redis, body)
 
 
-def test_a_lock_that_somebody_took_away_is_reported_on_leaving(
+def test_a_lost_lock_is_reported_when_the_block_ends(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
@@ -129,7 +131,7 @@ def test_a_lock_that_somebody_took_away_is_reported_on_leaving(
     run(syncguard_redis, body)
 
 
-def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> None:
+def test_a_lock_lost_with_the_servers_data_is_reported_when_the_block_ends() -> None:
     """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
 
     async def main() -> None:
@@ -143,7 +145,7 @@ def test_a_lock_that_was_lost_with_the_servers_data_is_reported_on_leaving() -> 
     asyncio.run(main())
 
 
-def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+def test_a_connection_kept_unused_for_long_is_returned_to_the_pool(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
@@ -166,7 +168,7 @@ def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
     run(syncguard_redis, body)
 
 
-def test_a_failing_async_on_lost_harms_nothing(
+def test_a_failing_async_on_lost_does_not_affect_the_lock(
     syncguard_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
@@ -196,7 +198,7 @@ def test_a_kept_lock_stays_after_its_block(syncguard_redis: RedisServer) -> None
     run(syncguard_redis, body)
 
 
-def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
+def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
@@ -209,7 +211,7 @@ def test_a_kept_lock_that_outlived_its_ttl_is_reported_without_asking(
     run(syncguard_redis, body)
 
 
-def test_one_lock_object_lets_no_second_task_wait_in_it(syncguard_redis: RedisServer) -> None:
+def test_a_second_task_cannot_wait_with_the_same_lock_object(syncguard_redis: RedisServer) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         mine = aio.lock(backend, "k", acquisition=Acquisition(timeout_ms=20_000))
         somebody = await backend.acquire("k", ttl_ms=60_000)
@@ -256,7 +258,7 @@ def test_a_failed_release_reaches_the_callback_and_not_the_caller() -> None:
     asyncio.run(main())
 
 
-def test_dispose_timeout_ms_bounds_the_leaving(syncguard_redis: RedisServer) -> None:
+def test_dispose_timeout_ms_limits_the_time_of_the_release(syncguard_redis: RedisServer) -> None:
     async def main() -> None:
         codes: list[str] = []
         async with backend_on(
@@ -298,7 +300,7 @@ class Plain:
         return await self._backend.extend(lock_id, ttl_ms)
 
 
-def test_a_plain_backend_is_waited_for_by_sleeping_and_extended_by_calling(
+def test_a_backend_with_the_required_parts_only_can_wait_and_extend(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
@@ -343,7 +345,7 @@ def test_a_forked_child_does_not_release_the_parents_lock(syncguard_redis: Redis
     run(syncguard_redis, body)
 
 
-def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
+def test_a_lock_granted_later_than_its_ttl_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
@@ -356,7 +358,7 @@ def test_a_grant_that_was_under_way_for_longer_than_its_ttl_is_given_back(
     run(syncguard_redis, body)
 
 
-def test_a_grant_that_came_too_late_for_the_last_attempt_leaves_no_lock(
+def test_a_late_grant_of_the_last_attempt_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:

@@ -34,7 +34,7 @@ def test_the_budget_and_the_reserve_are_the_specified_ones():
     assert len(":id:") + 22 == RESERVE_BYTES
 
 
-def test_a_lock_has_the_names_that_every_language_uses():
+def test_a_lock_has_the_names_of_the_specification():
     names = Names("syncguard")
     assert names.of("invoice:42").lock == "syncguard:invoice:42"
     assert names.of("invoice:42").fence == "syncguard:fence:syncguard:invoice:42"
@@ -69,19 +69,19 @@ def test_a_prefix_that_leaves_no_room_is_refused_at_once():
 @pytest.mark.parametrize(
     "prefix", ["fence", "id", "app:fence", "id:x", "a:id:b", "fence:", "x:id::", ":id", "a::fence"]
 )
-def test_a_prefix_with_a_segment_of_our_own_is_refused(prefix):
+def test_a_prefix_with_a_reserved_segment_is_refused(prefix):
     assert "fence" in refused(Names, prefix)
 
 
 @pytest.mark.parametrize(
     "prefix", ["android", "grid:prod", "fences", "my-id", "ID", "", "identity:fenced"]
 )
-def test_a_prefix_that_only_resembles_one_is_fine(prefix):
+def test_a_prefix_that_is_similar_to_a_reserved_one_is_accepted(prefix):
     assert Names(prefix).of("k").lock == specified(prefix, "k")
 
 
 @pytest.mark.parametrize("prefix", [None, 1, b"app", ["app"]], ids=repr)
-def test_a_prefix_is_text(prefix):
+def test_a_prefix_must_be_a_str(prefix):
     refused(Names, prefix)
 
 
@@ -89,26 +89,26 @@ def test_a_prefix_with_a_lone_surrogate_is_refused():
     refused(Names, "app\ud800")
 
 
-def test_a_prefix_means_the_same_in_every_unicode_form():
+def test_a_prefix_is_normalised_to_nfc():
     composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
     assert Names(decomposed).of("k") == Names(composed).of("k")
     assert Names(decomposed).index(ID) == Names(composed).index(ID)
 
 
 @pytest.mark.parametrize("key", ["fence:x", "id:x", "fence:", "id:", f"id:{ID}", "id::live"])
-def test_a_key_that_would_name_our_own_records_is_refused(key):
-    assert "begin with" in refused(Names("app").of, key)
+def test_a_key_that_starts_with_a_reserved_word_is_refused(key):
+    assert "start with" in refused(Names("app").of, key)
 
 
 @pytest.mark.parametrize(
     "key", ["fence", "id", "fences:x", "identity:x", "x:fence:y", "x:id:y", "ID:x"]
 )
-def test_a_key_that_only_resembles_one_is_fine(key):
+def test_a_key_that_is_similar_to_a_reserved_one_is_accepted(key):
     assert Names("app").of(key).lock == f"app:{key}"
 
 
 @given(KEYS)
-def test_no_key_can_name_a_record_of_ours(key):
+def test_no_key_collides_with_an_internal_name(key):
     names = Names("app")
     mine = names.of("some key")
     ours = {mine.fence, mine.waiting, mine.wake, mine.space.live, mine.space.tally}
@@ -118,7 +118,7 @@ def test_no_key_can_name_a_record_of_ours(key):
     assert not re.fullmatch(r"app:id:[A-Za-z0-9_-]{22}", lock)
 
 
-def test_no_lock_id_can_name_a_record_of_ours():
+def test_no_lock_id_collides_with_an_internal_name():
     names = Names("app")
     space = names.of("k").space
     index = names.index(generate_lock_id())
@@ -128,7 +128,7 @@ def test_no_lock_id_can_name_a_record_of_ours():
     assert not index.startswith("app:id::")
 
 
-def test_the_same_key_is_named_once():
+def test_the_names_of_a_key_are_cached():
     names = Names("app")
     assert names.of("k") is names.of("k")
 
@@ -149,7 +149,7 @@ def test_on_a_cluster_all_names_of_a_lock_share_a_hash_tag(key):
     assert {tag(name) for name in everything} == {f"app:{of_key.bucket}"}
 
 
-def test_on_a_cluster_the_lock_id_leads_to_the_names_of_its_lock():
+def test_on_a_cluster_the_lock_id_determines_the_names_of_its_lock():
     names = Names("app", clustered=True)
     of_key = names.of("k")
     assert names.space_of(of_key.bucket + "x" * 21) is of_key.space
@@ -162,7 +162,7 @@ def test_on_a_cluster_keys_spread_over_64_buckets():
     assert re.fullmatch(r"[A-Za-z0-9_-]{64}", BUCKETS)
 
 
-def test_elsewhere_there_is_one_space_and_no_bucket():
+def test_without_a_cluster_there_is_one_space_and_no_bucket():
     names = Names("app")
     assert len(names.spaces()) == 1
     assert names.of("k").bucket == ""
@@ -185,7 +185,7 @@ def test_the_limits_are_documented_with_examples_that_are_true(prefix_bytes, key
         assert (Names(prefix).of(key).lock == f"{prefix}:{key}") == (stored == "plain")
 
 
-def test_the_price_of_cleaning_up_is_documented():
+def test_the_cost_of_cleanup_is_documented():
     text = REFERENCE.read_text("utf-8")
     assert "cleanup_in_is_locked=True" in text
     assert "In tests" in text

@@ -37,12 +37,12 @@ def ask(backend, *, wait=LONG_MS, **options):
     return backend.next_turn("k", max_wait_ms=wait, max_delay_ms=LONG_MS, **options)
 
 
-def test_a_redis_backend_gives_turns(backend):
+def test_a_redis_backend_is_a_turn_giver(backend):
     assert isinstance(backend, TurnGiver)
     assert isinstance(with_telemetry(backend, print), TurnGiver)
 
 
-def test_the_first_who_is_refused_waits_and_the_next_comes_back(backend):
+def test_the_first_refused_caller_waits_and_the_next_retries_later(backend):
     first, second = ask(backend), ask(backend)
     assert first.ticket is not None
     assert second.ticket is None
@@ -50,14 +50,14 @@ def test_the_first_who_is_refused_waits_and_the_next_comes_back(backend):
     assert second.place_ms > 0
 
 
-def test_of_many_who_ask_at_once_one_waits(backend):
+def test_of_many_concurrent_callers_exactly_one_waits(backend):
     with ThreadPoolExecutor(8) as pool:
         turns = list(pool.map(lambda _: ask(backend), range(40)))
     assert sum(turn.ticket is not None for turn in turns) == 1
     assert len({turn.place_ms for turn in turns if turn.ticket is None}) == 39
 
 
-def test_after_the_wait_the_one_whose_turn_it_is_waits_next(backend, usually_held):
+def test_after_a_wait_the_caller_whose_time_it_is_waits_next(backend, usually_held):
     usually_held(10_000)
     first = ask(backend)
     ask(backend)
@@ -66,7 +66,7 @@ def test_after_the_wait_the_one_whose_turn_it_is_waits_next(backend, usually_hel
     assert ask(backend, place_ms=1).ticket is not None
 
 
-def test_somebody_elses_wait_is_not_ended(backend):
+def test_end_wait_does_not_end_the_wait_of_another_caller(backend):
     first = ask(backend)
     backend.end_wait("k", "A" * 22)
     assert ask(backend, place_ms=1).ticket is None
@@ -75,21 +75,21 @@ def test_somebody_elses_wait_is_not_ended(backend):
     assert ask(backend, place_ms=1).ticket is not None
 
 
-def test_a_wait_that_nobody_ends_ends_by_itself(backend, syncguard_redis):
+def test_a_wait_without_end_wait_ends_after_its_maximum(backend, syncguard_redis):
     ask(backend)
     with syncguard_redis.client() as client:
         client.hset(QUEUE, "waiterUntilMs", 1)
     assert ask(backend, place_ms=1).ticket is not None
 
 
-def test_each_comes_nearly_one_hold_after_the_other(backend, usually_held):
+def test_callers_retry_about_one_hold_after_each_other(backend, usually_held):
     usually_held(10_000)
     ask(backend)
     places = [ask(backend).place_ms for _ in range(4)]
     assert [later - earlier for earlier, later in pairwise(places)] == [9_000] * 3
 
 
-def test_who_comes_before_its_turn_keeps_its_place_and_takes_nobody_elses(backend, usually_held):
+def test_a_caller_that_retries_early_keeps_its_assigned_time(backend, usually_held):
     usually_held(100_000)
     ask(backend)
     mine, other = ask(backend), ask(backend)
@@ -97,25 +97,25 @@ def test_who_comes_before_its_turn_keeps_its_place_and_takes_nobody_elses(backen
     assert ask(backend).place_ms == other.place_ms + 90_000
 
 
-def test_nobody_waits_for_a_lock_that_will_be_held_for_longer(backend, usually_held):
+def test_no_caller_waits_if_the_hold_is_longer_than_its_wait(backend, usually_held):
     usually_held(100_000)
     turn = ask(backend, wait=2_000)
     assert turn.ticket is None
     assert turn.delay_ms > 2_000
 
 
-def test_nobody_waits_who_does_not_offer_to(backend):
+def test_a_caller_with_max_wait_zero_never_waits(backend):
     assert ask(backend, wait=0).ticket is None
 
 
-def test_nobody_comes_back_later_than_it_wants(backend, usually_held):
+def test_the_delay_is_at_most_max_delay_ms(backend, usually_held):
     usually_held(100_000)
     turn = backend.next_turn("k", max_delay_ms=300)
     assert turn.delay_ms == 300
     assert turn.place_ms > 300
 
 
-def test_a_lock_that_is_free_by_now_is_waited_for(syncguard_backend, usually_held):
+def test_a_caller_waits_for_a_lock_that_is_free_now(syncguard_backend, usually_held):
     usually_held(100_000)
     assert ask(syncguard_backend, wait=2_000).ticket is not None
 
@@ -129,7 +129,7 @@ def test_the_usual_hold_rises_slowly_and_falls_quickly(backend, syncguard_redis)
     assert known == [200, 350, 350, 250]
 
 
-def test_a_queue_is_forgotten(backend, syncguard_redis, usually_held):
+def test_an_unused_queue_expires(backend, syncguard_redis, usually_held):
     usually_held(10_000)
     ask(backend)
     with syncguard_redis.client() as client:
@@ -140,12 +140,12 @@ def test_a_queue_is_forgotten(backend, syncguard_redis, usually_held):
         assert QUEUE_KEPT_MS < client.pttl(QUEUE) <= QUEUE_KEPT_MS + 20_000
 
 
-def test_who_takes_a_free_lock_makes_no_queue(syncguard_backend, syncguard_redis):
+def test_acquiring_a_free_lock_creates_no_queue(syncguard_backend, syncguard_redis):
     with syncguard_backend.lock("k"), syncguard_redis.client() as client:
         assert not client.exists(QUEUE)
 
 
-def test_a_request_that_is_sent_twice_is_one_wait(backend):
+def test_a_request_that_is_sent_twice_grants_one_wait(backend):
     call = Calls().next_turn("k", 0, 0, LONG_MS, LONG_MS)
     run = backend._runner.run
     assert run(call) == run(call)
@@ -168,7 +168,7 @@ def test_bad_input_is_refused_before_any_request(name, bad):
         assert caught.value.code == "InvalidArgument"
 
 
-def test_a_ticket_is_no_free_text():
+def test_an_invalid_ticket_is_refused():
     with RedisBackend.from_url("redis://localhost:1") as unreachable:
         with pytest.raises(LockError) as caught:
             unreachable.end_wait("k", "x")
@@ -181,7 +181,7 @@ def test_neither_ticket_nor_key_is_printed(backend):
     assert "very-secret" not in repr(Calls().next_turn("very-secret", 0, 0, 0, 0))
 
 
-def test_telemetry_passes_turns_on_and_reports_none(backend):
+def test_telemetry_delegates_turns_and_reports_no_event(backend):
     events = []
     watched = with_telemetry(backend, events.append)
     turn = ask(watched)
@@ -192,7 +192,7 @@ def test_telemetry_passes_turns_on_and_reports_none(backend):
     assert events == []
 
 
-def test_behind_telemetry_a_backend_without_a_queue_has_none(backend):
+def test_telemetry_adds_no_queue_to_a_backend_without_one(backend):
     class Bare:
         disposal = backend.disposal
         capabilities = backend.capabilities
@@ -205,7 +205,7 @@ def test_behind_telemetry_a_backend_without_a_queue_has_none(backend):
     watched.end_wait("k", "A" * 22)
 
 
-def test_on_a_server_that_forgot_the_lock_a_turn_is_still_given(backend, syncguard_redis):
+def test_next_turn_works_after_the_server_lost_its_data(backend, syncguard_redis):
     with syncguard_redis.client() as client:
         client.flushall()
     assert isinstance(ask(backend), Turn)

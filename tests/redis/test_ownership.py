@@ -53,7 +53,7 @@ LONG_GONE_MS = TIME_TOLERANCE_MS + 60_000
     ],
     ids=["release", "extend", "adopt"],
 )
-def test_an_index_that_points_at_anothers_lock_changes_nothing(client, backend, mutate):
+def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutate):
     plant(client, lock_id=THEIRS)
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     before = snapshot(client)
@@ -61,7 +61,7 @@ def test_an_index_that_points_at_anothers_lock_changes_nothing(client, backend, 
     assert snapshot(client) == before
 
 
-def test_an_index_that_points_at_anothers_lock_looks_nothing_up(client, backend):
+def test_lookup_by_an_index_of_another_holders_lock_finds_nothing(client, backend):
     plant(client, lock_id=THEIRS)
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     assert backend.lookup(lock_id=MINE) is None
@@ -78,13 +78,13 @@ def test_an_index_that_points_at_anothers_lock_looks_nothing_up(client, backend)
     ],
     ids=["release", "extend", "adopt", "lookup"],
 )
-def test_an_index_that_points_at_nothing_finds_nothing(client, backend, mutate):
+def test_an_index_without_a_lock_finds_nothing(client, backend, mutate):
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     assert mutate(backend) is False
     assert not client.exists("syncguard:k")
 
 
-def test_releasing_by_an_index_that_points_at_nothing_removes_the_index(client, backend):
+def test_releasing_by_an_index_without_a_lock_removes_the_index(client, backend):
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     assert not backend.release(MINE).ok
     assert list(client.scan_iter()) == []
@@ -93,7 +93,7 @@ def test_releasing_by_an_index_that_points_at_nothing_removes_the_index(client, 
 # -- expiry by the record -------------------------------------------------------------------------
 
 
-def test_a_record_within_the_tolerance_still_holds(client, backend):
+def test_a_record_within_the_tolerance_is_still_held(client, backend):
     in_time = False
     while not in_time:  # a slow machine may let the tolerance run out: then once more
         expires = plant(client, expired_for_ms=1)
@@ -107,7 +107,7 @@ def test_a_record_within_the_tolerance_still_holds(client, backend):
     assert answers == (True, False, True, True)
 
 
-def test_an_expired_record_holds_nobody_off(client, backend):
+def test_an_expired_record_does_not_block_an_acquire(client, backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     assert not backend.is_locked("k")
     assert backend.lookup(key="k") is None
@@ -115,7 +115,7 @@ def test_an_expired_record_holds_nobody_off(client, backend):
     assert backend.acquire("k", 60_000).fence == "000000000000002"
 
 
-def test_an_expired_record_is_not_extended_though_it_is_stored(client, backend):
+def test_an_expired_record_is_not_extended_even_if_it_is_stored(client, backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     before = snapshot(client)
     result = backend.extend(MINE, 60_000)
@@ -123,7 +123,7 @@ def test_an_expired_record_is_not_extended_though_it_is_stored(client, backend):
     assert snapshot(client) == before
 
 
-def test_the_tolerance_does_not_bring_a_lock_back(client, backend):
+def test_extend_does_not_use_the_tolerance(client, backend):
     """By the server's clock it is over: extend is stricter than looking."""
     plant(client, expired_for_ms=1)
     assert not backend.extend(MINE, 60_000).ok
@@ -136,7 +136,7 @@ def test_an_expired_record_is_not_adopted(client, backend):
     assert (result.ok, result.reason) == (False, "expired")
 
 
-def test_an_expired_record_is_not_released_but_told_apart(client, backend):
+def test_the_release_of_an_expired_record_fails_with_the_reason_expired(client, backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     result = backend.release(MINE)
     assert result == ReleaseResult(False)
@@ -149,7 +149,7 @@ def test_an_expired_record_is_not_listed(client, backend):
     assert backend.count_live_locks() == 0
 
 
-def test_an_expired_record_takes_nobodys_place_in_the_list(client, backend):
+def test_an_expired_record_does_not_shift_the_pages_of_the_list(client, backend):
     live = backend.acquire("here", 60_000)
     plant(client, "gone", expired_for_ms=LONG_GONE_MS)
     assert [info.fence for info in backend.live_locks(limit=1)] == [live.fence]
@@ -159,7 +159,7 @@ def test_an_expired_record_takes_nobodys_place_in_the_list(client, backend):
 # -- cleanup --------------------------------------------------------------------------------------
 
 
-def test_without_cleanup_looking_deletes_nothing(client, backend):
+def test_without_cleanup_is_locked_deletes_nothing(client, backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     before = snapshot(client)
     assert backend.is_locked("k") is False
@@ -173,7 +173,7 @@ def test_cleanup_deletes_the_record_and_its_index_and_never_the_counter(client, 
     assert client.ttl("syncguard:fence:syncguard:k") == -1
 
 
-def test_cleanup_waits_for_its_guard(client, make_backend):
+def test_cleanup_deletes_nothing_before_the_guard_time(client, make_backend):
     backend = make_backend(cleanup_in_is_locked=True)
     in_time = False
     while not in_time:  # a slow machine may let the guard run out: then once more
@@ -185,7 +185,7 @@ def test_cleanup_waits_for_its_guard(client, make_backend):
     assert snapshot(client) == before
 
 
-def test_cleanup_leaves_a_live_lock_alone(client, make_backend):
+def test_cleanup_does_not_delete_a_live_lock(client, make_backend):
     backend = make_backend(cleanup_in_is_locked=True)
     backend.acquire("k", 60_000)
     before = snapshot(client)
@@ -193,14 +193,14 @@ def test_cleanup_leaves_a_live_lock_alone(client, make_backend):
     assert snapshot(client) == before
 
 
-def test_cleanup_leaves_an_index_alone_that_leads_elsewhere(client, make_backend):
+def test_cleanup_does_not_delete_an_index_of_another_lock(client, make_backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     client.set(f"syncguard:id:{MINE}", "syncguard:another")
     make_backend(cleanup_in_is_locked=True).is_locked("k")
     assert client.get(f"syncguard:id:{MINE}") == "syncguard:another"
 
 
-def test_fences_go_on_after_a_cleanup(client, make_backend):
+def test_fences_grow_after_a_cleanup(client, make_backend):
     plant(client, expired_for_ms=LONG_GONE_MS)
     backend = make_backend(cleanup_in_is_locked=True)
     backend.is_locked("k")

@@ -63,7 +63,7 @@ def test_results_show_neither_key_nor_lock_id(backend, lock_of):
         assert shows(result, KEY, lock_of.lock_id, adopted.lock_id) == []
 
 
-def test_what_is_shown_of_a_lock_is_useful_all_the_same(backend, lock_of):
+def test_the_repr_of_a_lock_shows_its_fence_and_expiry(backend, lock_of):
     assert lock_of.fence in repr(lock_of)
     info = backend.lookup(key=KEY)
     assert hash_key(KEY) in repr(info)
@@ -139,7 +139,7 @@ def operations(backend, lock_id):
     ]
 
 
-def test_the_errors_of_a_dead_server_show_nothing(dead_port):
+def test_errors_of_an_unreachable_server_show_no_secret(dead_port):
     lock_id = generate_lock_id()
     url = f"redis://:{PASSWORD}@127.0.0.1:{dead_port}/0"
     with RedisBackend.from_url(url, retry=Retry(NoBackoff(), 0)) as backend:
@@ -150,7 +150,7 @@ def test_the_errors_of_a_dead_server_show_nothing(dead_port):
             assert shows(error.context, KEY, lock_id, PASSWORD) == []
 
 
-def test_the_errors_of_a_wrong_password_show_nothing():
+def test_errors_of_a_wrong_password_show_no_secret():
     with RedisServer(password="right") as server:
         url = f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0"
         with RedisBackend.from_url(url) as backend:
@@ -159,7 +159,7 @@ def test_the_errors_of_a_wrong_password_show_nothing():
     assert shows(error, KEY, PASSWORD) == []
 
 
-def test_the_errors_of_a_server_that_refuses_show_nothing(client, backend):
+def test_errors_of_a_server_that_rejects_requests_show_no_secret(client, backend):
     client.rpush(f"syncguard:{KEY}", "not a lock")
     assert shows(caught(lambda: backend.acquire(KEY)), KEY) == []
     client.set("syncguard:other", f'{{"key": "{KEY}"}}')
@@ -179,7 +179,7 @@ def test_the_errors_of_a_server_that_refuses_show_nothing(client, backend):
         PASSWORD,
     ],
 )
-def test_a_malformed_url_shows_nothing_of_itself(backend_class, url):
+def test_the_error_of_a_malformed_url_does_not_quote_it(backend_class, url):
     error = caught(lambda: backend_class.from_url(url))
     assert error.code == "InvalidArgument"
     assert shows(error, PASSWORD, "notaport") == []
@@ -200,13 +200,13 @@ def test_a_malformed_url_shows_nothing_of_itself(backend_class, url):
         lambda b: b.force_release(KEY, fence="", lock_id_hash=KEY),
     ],
 )
-def test_the_errors_of_bad_input_do_not_repeat_it(backend, operation):
+def test_errors_of_bad_input_do_not_quote_it(backend, operation):
     error = caught(lambda: operation(backend))
     assert error.code == "InvalidArgument"
     assert shows(error, KEY) == []
 
 
-def test_a_lock_that_does_not_come_and_one_that_is_lost_show_nothing(syncguard_redis, client):
+def test_errors_of_a_timeout_and_of_a_lost_lock_show_no_secret(syncguard_redis, client):
     impatient = Acquisition(max_retries=0)
     with syncguard_redis.client() as own, ThreadPoolExecutor(1) as elsewhere:
         backend = RedisBackend(own)
@@ -262,7 +262,7 @@ def test_a_lock_block_whose_release_fails_is_logged_without_key_and_lock_id(sync
     assert held.lock_id not in log()
 
 
-def test_an_on_lost_that_fails_is_logged_without_what_it_was_given(syncguard_redis, client, log):
+def test_a_failing_on_lost_is_logged_without_key_and_lock_id(syncguard_redis, client, log):
     async def lose():
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
 
@@ -290,7 +290,7 @@ def test_a_password_is_not_logged_when_a_release_fails(log):
     assert PASSWORD not in log()
 
 
-def test_the_warning_of_a_counter_shows_the_hash_and_not_the_key(client, backend, log):
+def test_the_fence_warning_shows_the_hash_and_not_the_key(client, backend, log):
     client.set(f"syncguard:fence:syncguard:{KEY}", int(FENCE_WARN))
     lock_id = backend.acquire(KEY, 60_000).lock_id
     assert hash_key(KEY) in log()
@@ -301,7 +301,7 @@ def test_the_warning_of_a_counter_shows_the_hash_and_not_the_key(client, backend
 # -- hashes with a secret -------------------------------------------------------------------------
 
 
-def test_a_secret_switches_every_hash_that_is_shown(client, make_backend, log):
+def test_a_secret_changes_every_displayed_hash(client, make_backend, log):
     backend = make_backend(hash_secret="pepper")
     client.set(f"syncguard:fence:syncguard:{KEY}", int(FENCE_WARN))
     lock_id = backend.acquire(KEY, 60_000).lock_id
@@ -320,7 +320,7 @@ def test_a_secret_does_not_change_what_is_stored(make_backend):
     assert make_backend().release(lock_id).ok
 
 
-def test_whoever_shares_the_secret_sees_the_same_hashes_and_can_force_a_release(make_backend):
+def test_backends_with_the_same_secret_show_the_same_hashes_and_can_force_release(make_backend):
     mine, theirs = make_backend(hash_secret="pepper"), make_backend(hash_secret=b"pepper")
     mine.acquire(KEY, 60_000)
     [info] = theirs.live_locks()

@@ -13,7 +13,7 @@ def test_each_test_finds_an_empty_redis(syncguard_redis, turn):
 
 
 @pytest.mark.parametrize("hurt", ["kill", "pause", "resume"])
-def test_each_test_finds_a_running_redis_whatever_the_last_one_did(syncguard_redis, hurt):
+def test_each_test_finds_a_running_redis_even_after_a_kill_or_a_pause(syncguard_redis, hurt):
     with syncguard_redis.client(socket_timeout=10) as client:
         assert client.ping() is True
     getattr(syncguard_redis, hurt)()

@@ -73,24 +73,24 @@ def test_a_started_server_answers_on_loopback_only(server, client):
     assert client.config_get("bind")["bind"] == "127.0.0.1"
 
 
-def test_the_process_is_the_one_that_answers(server, client):
+def test_pid_is_the_process_that_answers(server, client):
     assert client.info("server")["process_id"] == server.pid
 
 
-def test_the_url_leads_to_the_server(server):
+def test_a_client_can_connect_with_the_url(server):
     assert server.url == f"redis://127.0.0.1:{server.port}/0"
     with redis.Redis.from_url(server.url) as client:
         assert client.ping() is True
 
 
-def test_two_servers_share_nothing(server, client):
+def test_two_servers_have_separate_ports_and_data(server, client):
     client.set("k", "first")
     with RedisServer() as other, other.client() as other_client:
         assert other.port != server.port
         assert other_client.get("k") is None
 
 
-def test_nothing_is_written_to_disk_unless_asked_for(client):
+def test_nothing_is_written_to_disk_by_default(client):
     assert client.config_get("save")["save"] == ""
     assert client.config_get("appendonly")["appendonly"] == "no"
 
@@ -127,7 +127,7 @@ def test_a_password_with_awkward_characters_works_and_is_not_in_the_repr():
         assert not processes_that_mention(Path(password))
 
 
-def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(monkeypatch, server):
+def test_start_chooses_another_port_if_the_first_is_taken(monkeypatch, server):
     # Given another Redis on the port, which would answer a PING just as well
     real = server_module._free_port
     ports = iter([server.port])
@@ -138,13 +138,13 @@ def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(monkeypatch, se
         assert other.pid != server.pid
 
 
-def test_when_every_port_is_taken_start_says_so(monkeypatch, server):
+def test_start_raises_if_every_port_is_taken(monkeypatch, server):
     monkeypatch.setattr(server_module, "_free_port", lambda: server.port)
     with pytest.raises(RuntimeError, match="no free port"):
         RedisServer().start()
 
 
-def test_a_server_that_does_not_answer_in_time_is_given_up_and_removed(monkeypatch, tmp_path):
+def test_a_server_that_does_not_answer_in_time_is_killed_and_removed(monkeypatch, tmp_path):
     monkeypatch.setattr(redis_server_process, "_START_TIMEOUT_S", 0.0)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(RuntimeError, match="did not answer"):
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_answer_in_time_is_given_up_and_removed(monkeypat
     assert processes_that_mention(tmp_path) == []
 
 
-def test_a_program_that_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):
+def test_a_program_that_cannot_be_started_leaves_no_files(monkeypatch, tmp_path):
     broken = tmp_path / "redis-server"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
@@ -225,7 +225,7 @@ def test_restart_works_on_a_paused_server(server, client):
     assert client.ping() is True
 
 
-def test_restart_works_after_the_server_was_killed_by_somebody_else(server, client):
+def test_restart_works_after_another_process_killed_the_server(server, client):
     os.kill(server.pid, signal.SIGKILL)
     assert eventually(lambda: not server.is_running)
     server.restart()
@@ -247,7 +247,7 @@ def test_restart_waits_for_the_port_to_become_free(server, client):
     assert client.ping() is True
 
 
-def test_restart_says_when_the_port_stays_taken(monkeypatch, server):
+def test_restart_raises_if_the_port_stays_taken(monkeypatch, server):
     monkeypatch.setattr(server_module, "_PORT_TIMEOUT_S", 0.0)
     server.kill()
     with socket.socket() as thief:
@@ -258,9 +258,7 @@ def test_restart_says_when_the_port_stays_taken(monkeypatch, server):
             server.restart()
 
 
-def test_a_paused_server_does_not_answer_and_a_resumed_one_answers_what_it_was_asked(
-    server, client
-):
+def test_a_resumed_server_answers_the_requests_of_the_pause(server, client):
     client.ping()
     with ThreadPoolExecutor(1) as pool:
         with server.paused():
@@ -270,7 +268,7 @@ def test_a_paused_server_does_not_answer_and_a_resumed_one_answers_what_it_was_a
         assert asked.result(20) is True
 
 
-def test_a_client_with_a_timeout_sees_a_paused_server_time_out(server):
+def test_a_client_with_a_timeout_gets_a_timeout_from_a_paused_server(server):
     with server.client(socket_timeout=0.1, retry=Retry(NoBackoff(), 0)) as hasty:
         server.pause()
         with pytest.raises(redis.TimeoutError):
@@ -285,7 +283,7 @@ def test_a_server_killed_while_paused_needs_no_resume(server):
     assert not server.is_running
 
 
-def test_restart_kills_a_server_that_does_not_end_when_asked(monkeypatch, server, client):
+def test_restart_kills_a_server_that_ignores_sigterm(monkeypatch, server, client):
     pid = server.pid
     monkeypatch.setattr(redis_server_process, "_STOP_TIMEOUT_S", 0.0)
     server.restart()
@@ -314,7 +312,7 @@ def test_counting_does_not_count_itself(password):
         assert server.commands_processed() == {}
 
 
-def test_commands_that_were_refused_reached_the_server_too():
+def test_rejected_commands_are_counted():
     with RedisServer(password="secret") as server:
         with socket.create_connection((server.host, server.port)) as stranger:
             stranger.sendall(b"GET k\r\n")
@@ -338,7 +336,7 @@ def test_after_the_block_process_guard_and_folder_are_gone():
 
 
 @pytest.mark.parametrize("hurt", [RedisServer.pause, RedisServer.kill])
-def test_after_the_block_a_hurt_server_is_gone_too(hurt):
+def test_after_the_block_a_killed_or_paused_server_is_gone_too(hurt):
     with RedisServer() as server:
         pid, folder = server.pid, folder_of(server)
         hurt(server)
@@ -357,7 +355,7 @@ def test_stop_can_be_repeated_and_a_stopped_server_started_again():
         assert client.ping() is True
 
 
-def test_a_server_started_in_a_thread_outlives_the_thread():
+def test_a_server_started_in_a_thread_runs_after_the_thread_ends():
     server = RedisServer()
     starter = threading.Thread(target=server.start)
     starter.start()
@@ -384,7 +382,7 @@ with RedisServer() as server, server.client() as client:
 
 
 @pytest.mark.parametrize("arguments", [[], ["fork"]], ids=["alone", "with a forked child"])
-def test_a_server_does_not_outlive_a_killed_parent(arguments):
+def test_a_server_ends_when_its_parent_is_killed(arguments):
     with subprocess.Popen(
         [sys.executable, "-c", STARTS_A_SERVER_AND_WAITS, *arguments],
         stdin=subprocess.PIPE,
@@ -426,7 +424,7 @@ def test_a_forked_child_can_use_the_server_but_neither_signal_nor_stop_it(server
 # Misuse
 
 
-def test_a_server_that_was_not_started_says_how_to_start_it():
+def test_the_error_of_a_server_that_was_not_started_says_how_to_start_it():
     server = RedisServer()
     for use in (lambda: server.url, lambda: server.pid, server.kill, server.restart, server.client):
         with pytest.raises(RuntimeError, match="not started"):
@@ -434,13 +432,13 @@ def test_a_server_that_was_not_started_says_how_to_start_it():
     assert repr(server) == "<RedisServer not started>"
 
 
-def test_starting_twice_is_refused_and_the_first_goes_on(server, client):
+def test_starting_twice_is_refused_and_the_first_server_keeps_running(server, client):
     with pytest.raises(RuntimeError, match="already started"):
         server.start()
     assert client.ping() is True
 
 
-def test_signals_to_a_killed_server_name_the_way_back(server):
+def test_the_error_of_a_killed_server_names_restart(server):
     server.kill()
     for use in (server.kill, server.pause, server.commands_processed):
         with pytest.raises(RuntimeError, match=r"restart\(\)"):

@@ -51,7 +51,7 @@ def code_of(error: BaseException | None) -> str:
 
 
 class TestTheSameKeyInside:
-    def test_is_refused_at_once_and_nobody_is_asked(
+    def test_is_refused_at_once_without_a_request(
         self, backend: RedisBackend, syncguard_redis: RedisServer
     ) -> None:
         with lock(backend, "invoice:hunter2"):
@@ -202,7 +202,7 @@ class TestADecoratedFunction:
 class TestOtherCode:
     """Only the same task or thread is the same code; any other waits for its turn."""
 
-    def test_a_thread_with_a_copied_context_is_refused_as_anybody_else(
+    def test_a_thread_with_a_copied_context_is_refused_like_any_other_caller(
         self, backend: RedisBackend
     ) -> None:
         def enter() -> None:
@@ -213,7 +213,9 @@ class TestOtherCode:
             error = other.submit(copy_context().run, enter).exception()
         assert code_of(error) == "AcquisitionTimeout"
 
-    def test_a_child_task_is_refused_as_anybody_else(self, syncguard_redis: RedisServer) -> None:
+    def test_a_child_task_is_refused_like_any_other_caller(
+        self, syncguard_redis: RedisServer
+    ) -> None:
         async def body(backend: AsyncRedisBackend) -> None:
             async def enter() -> None:
                 async with backend.lock("k", acquisition=ONCE, reentrant=True):
@@ -243,7 +245,7 @@ class TestOtherCode:
 
         run(syncguard_redis, body)
 
-    def test_a_thread_that_outlives_the_block_acquires_afresh(self, backend: RedisBackend) -> None:
+    def test_a_thread_that_runs_after_the_block_acquires_anew(self, backend: RedisBackend) -> None:
         def enter() -> str | None:
             assert current_lock() is None
             with lock(backend, "k"):
@@ -254,9 +256,7 @@ class TestOtherCode:
         with ThreadPoolExecutor(1) as other:
             assert other.submit(inherited.run, enter).result() == "000000000000002"
 
-    def test_the_same_thread_in_a_copied_context_acquires_afresh(
-        self, backend: RedisBackend
-    ) -> None:
+    def test_the_same_thread_in_a_copied_context_acquires_anew(self, backend: RedisBackend) -> None:
         with lock(backend, "k"):
             inherited = copy_context()
         assert inherited.run(current_lock) is None
@@ -264,7 +264,7 @@ class TestOtherCode:
             assert inherited.run(current_lock) is None
             assert again.fence == "000000000000002"
 
-    def test_a_task_that_outlives_the_block_acquires_afresh(
+    def test_a_task_that_runs_after_the_block_acquires_anew(
         self, syncguard_redis: RedisServer
     ) -> None:
         async def body(backend: AsyncRedisBackend) -> None:
@@ -300,7 +300,7 @@ class TestOtherCode:
             asyncio.run(main())
         assert code_of(caught.value) == "AcquisitionTimeout"
 
-    def test_a_greenlet_is_refused_as_anybody_else(self, backend: RedisBackend) -> None:
+    def test_a_greenlet_is_refused_like_any_other_caller(self, backend: RedisBackend) -> None:
         greenlet = pytest.importorskip("greenlet")
 
         def enter() -> str:
@@ -327,7 +327,7 @@ class TestTheCurrentLock:
             assert current_lock() is a
         assert (current_lock(), current_fence()) == (None, None)
 
-    def test_is_not_one_whose_leaving_was_cut_off(self, backend: RedisBackend) -> None:
+    def test_is_not_one_whose_exit_was_interrupted(self, backend: RedisBackend) -> None:
         """Nothing but the end of the lock object tells of it; it is held until its TTL is over."""
         lock(backend, "k", ttl_ms=60_000).__enter__()
         gc.collect()
@@ -336,7 +336,7 @@ class TestTheCurrentLock:
             lock(backend, "k", acquisition=ONCE).__enter__()
         assert caught.value.code == "AcquisitionTimeout"
 
-    def test_is_not_one_whose_block_did_not_begin(self, backend: RedisBackend) -> None:
+    def test_is_not_one_whose_block_did_not_start(self, backend: RedisBackend) -> None:
         with backend.acquire("k"), pytest.raises(LockError):  # type: ignore[union-attr]
             lock(backend, "k", acquisition=ONCE).__enter__()
         assert current_lock() is None
@@ -376,7 +376,9 @@ class TestTheCurrentLock:
                 assert afresh.fence == "000000000000002"
         assert current_lock() is None
 
-    def test_is_gone_when_the_block_is_left_in_another_context(self, backend: RedisBackend) -> None:
+    def test_is_none_after_the_block_is_left_in_another_context(
+        self, backend: RedisBackend
+    ) -> None:
         block = lock(backend, "k")
         copy_context().run(block.__enter__)
         assert current_lock() is None
@@ -389,7 +391,7 @@ class TestTheCurrentLock:
             assert current_lock() is again
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-    def test_of_a_forked_parent_is_not_the_childs(self, backend: RedisBackend) -> None:
+    def test_of_a_parent_process_is_not_that_of_a_forked_child(self, backend: RedisBackend) -> None:
         with lock(backend, "k"):
             pid = os.fork()
             if not pid:

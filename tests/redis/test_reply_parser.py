@@ -14,12 +14,12 @@ WIRE = b"*2\r\n:1\r\n:1794802520752\r\n:-1\r\n$3\r\nabc\r\n$-1\r\n+OK\r\n_\r\n*-
 REPLIES = [[1, 1794802520752], -1, b"abc", None, b"OK", None, None, []]
 
 
-def test_replies_that_arrive_whole_are_read() -> None:
+def test_complete_replies_are_parsed() -> None:
     assert ReplyParser().feed(WIRE) == REPLIES
 
 
 @given(st.lists(st.integers(0, len(WIRE)), max_size=20))
-def test_replies_that_arrive_in_pieces_are_read_the_same(cuts: list[int]) -> None:
+def test_replies_that_arrive_in_pieces_are_parsed_the_same(cuts: list[int]) -> None:
     stream, replies, start = ReplyParser(), [], 0
     for cut in [*sorted(cuts), len(WIRE)]:
         replies += stream.feed(WIRE[start:cut])
@@ -27,7 +27,7 @@ def test_replies_that_arrive_in_pieces_are_read_the_same(cuts: list[int]) -> Non
     assert replies == REPLIES
 
 
-def test_an_error_is_an_answer_among_others() -> None:
+def test_an_error_reply_is_returned_and_not_raised() -> None:
     unknown, other, after = ReplyParser().feed(b"-NOSCRIPT none\r\n-ERR bad\r\n:1\r\n")
     assert isinstance(unknown, NoScriptError)
     assert isinstance(other, redis.ResponseError)
@@ -35,12 +35,12 @@ def test_an_error_is_an_answer_among_others() -> None:
     assert after == 1
 
 
-def test_an_error_reads_as_redis_py_gives_it() -> None:
+def test_an_error_has_the_same_text_as_in_redis_py() -> None:
     """So that what it means is found in one way."""
     (error,) = ReplyParser().feed(b"-ERR Error running script (f_0): @user_script:9: READONLY\r\n")
     assert str(error).startswith("Error running script")
 
 
-def test_what_is_no_reply_is_refused() -> None:
+def test_bytes_that_are_no_reply_raise_an_error() -> None:
     with pytest.raises(redis.InvalidResponse):
         ReplyParser().feed(b"?what\r\n")

@@ -52,7 +52,7 @@ def test_a_resent_release_is_a_success(backend, wiretap):
     assert not backend.is_locked("k")
 
 
-def test_a_resent_release_leaves_the_next_holder_alone(backend, wiretap):
+def test_a_resent_release_does_not_release_the_next_holder(backend, wiretap):
     lock = backend.acquire("k", 60_000)
     lock.release()
     other = backend.acquire("k", 60_000)
@@ -61,7 +61,7 @@ def test_a_resent_release_leaves_the_next_holder_alone(backend, wiretap):
     assert backend.lookup(lock_id=other.lock_id) is not None
 
 
-def test_a_resent_release_of_a_lock_in_other_hands_is_no_success(backend, wiretap, client):
+def test_a_resent_release_of_another_holders_lock_fails(backend, wiretap, client):
     backend.acquire("k", 60_000)
     mine = generate_lock_id()
     client.set(f"syncguard:id:{mine}", "syncguard:k")  # an index that outlived its lock
@@ -77,7 +77,7 @@ def test_a_resent_extend_is_a_success(backend, wiretap):
     assert wiretap.lost.is_set()
 
 
-def test_a_resent_adopt_is_a_success_under_the_same_fresh_id(backend, wiretap):
+def test_a_resent_adopt_is_a_success_with_the_same_new_lock_id(backend, wiretap):
     lock = backend.acquire("k", 60_000)
     wiretap.lose_next_reply()
     adopted = backend.adopt(lock.lock_id, 60_000)

@@ -27,7 +27,7 @@ def use(backend):
     assert backend.release(adopted.lock_id).ok
 
 
-def test_a_script_that_the_server_knows_is_called_by_its_name(syncguard_redis, backend):
+def test_a_loaded_script_is_called_by_its_sha(syncguard_redis, backend):
     use(backend)
     before = syncguard_redis.commands_processed()
     use(backend)
@@ -43,7 +43,7 @@ def test_one_operation_is_one_round_trip(syncguard_redis, backend):
     assert calls(syncguard_redis, before, "evalsha") == 2
 
 
-def test_a_mutation_that_finds_nothing_asks_no_further(syncguard_redis, backend):
+def test_a_mutation_that_finds_no_lock_sends_no_further_request(syncguard_redis, backend):
     """The reason that telemetry shows comes with the answer, or not at all."""
     lock = backend.acquire("k", 60_000)
     backend.release(lock.lock_id)
@@ -55,7 +55,7 @@ def test_a_mutation_that_finds_nothing_asks_no_further(syncguard_redis, backend)
     assert calls(syncguard_redis, before, "eval") == 0
 
 
-def test_one_after_the_other_operations_share_one_connection(client, backend):
+def test_sequential_operations_share_one_connection(client, backend):
     use(backend)
     before = client.info("stats")["total_connections_received"]
     for _ in range(10):
@@ -63,13 +63,13 @@ def test_one_after_the_other_operations_share_one_connection(client, backend):
     assert client.info("stats")["total_connections_received"] == before
 
 
-def test_no_connection_of_a_small_pool_is_kept_back(syncguard_redis):
+def test_no_connection_of_a_small_pool_is_kept(syncguard_redis):
     with syncguard_redis.client(max_connections=1) as client:
         assert RedisBackend(client).is_locked("k") is False
         assert client.ping()
 
 
-def test_no_connection_of_a_small_asyncio_pool_is_kept_back(syncguard_redis):
+def test_no_connection_of_a_small_asyncio_pool_is_kept(syncguard_redis):
     async def main():
         async with redis.asyncio.Redis(port=syncguard_redis.port, max_connections=1) as client:
             assert await AsyncRedisBackend(client).is_locked("k") is False
@@ -78,7 +78,7 @@ def test_no_connection_of_a_small_asyncio_pool_is_kept_back(syncguard_redis):
     asyncio.run(main())
 
 
-def test_scripts_are_brought_back_after_a_script_flush(client, backend):
+def test_scripts_are_loaded_again_after_a_script_flush(client, backend):
     use(backend)
     client.script_flush()
     use(backend)
@@ -114,7 +114,7 @@ def test_locks_and_scripts_survive_a_restart_with_aof(backend_on):
         assert backend.release(lock.lock_id).ok
 
 
-def test_a_restart_costs_a_client_without_retries_no_error(syncguard_redis, backend):
+def test_a_client_without_retries_gets_no_error_after_a_restart(syncguard_redis, backend):
     use(backend)
     syncguard_redis.restart()
     use(backend)
@@ -165,7 +165,7 @@ class Forgetful(OnlyEval):
         raise redis.exceptions.NoScriptError("NOSCRIPT No matching script.")
 
 
-def test_a_client_of_commands_falls_back_to_the_text_of_a_script(syncguard_redis):
+def test_the_command_runner_falls_back_to_the_text_of_a_script(syncguard_redis):
     with syncguard_redis.client() as client:
         forgetful = Forgetful(client)
         use(RedisBackend(forgetful))
@@ -174,7 +174,7 @@ def test_a_client_of_commands_falls_back_to_the_text_of_a_script(syncguard_redis
 
 @pytest.mark.parametrize("decode_responses", [False, True])
 @pytest.mark.parametrize("protocol", [2, 3])
-def test_clients_of_every_setting_give_the_same_answers(make_backend, decode_responses, protocol):
+def test_every_client_setting_gives_the_same_results(make_backend, decode_responses, protocol):
     use(make_backend(client={"decode_responses": decode_responses, "protocol": protocol}))
 
 

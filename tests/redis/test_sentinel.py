@@ -96,7 +96,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
             process.wait()
 
 
-def test_a_lock_that_reached_the_replica_outlives_the_failover(watched: Watched) -> None:
+def test_a_replicated_lock_is_still_held_after_a_failover(watched: Watched) -> None:
     with watched.backend() as backend:
         held = backend.acquire("k", ttl_ms=60_000)
         assert held.ok
@@ -119,7 +119,7 @@ def test_a_heartbeat_finds_the_new_master(watched: Watched) -> None:
         held.ensure_held()
 
 
-def test_with_asyncio_too(watched: Watched) -> None:
+def test_an_asyncio_backend_follows_a_failover_too(watched: Watched) -> None:
     async def main() -> None:
         sentinel = AsyncSentinel([watched.address])
         async with (

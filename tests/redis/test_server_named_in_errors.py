@@ -30,18 +30,18 @@ ONE_TRY = impatient_options()
         ("unix:///run/redis.sock?db=2", "/run/redis.sock, database 2"),
     ],
 )
-def test_a_place_is_the_host_the_port_and_the_database(url, place):
+def test_a_server_is_described_by_host_port_and_database(url, place):
     client = redis.Redis.from_url(url)
     assert describe_server(client) == describe_server(client.connection_pool) == place
     assert describe_server(redis.asyncio.Redis.from_url(url)) == place
 
 
-def test_behind_sentinel_a_place_is_the_name_of_the_service():
+def test_a_server_behind_sentinel_is_described_by_its_service_name():
     client = Sentinel([("127.0.0.1", 1)]).master_for("orders", password="hunter2", db=2)
     assert describe_server(client) == "the Sentinel service 'orders', database 2"
 
 
-def test_what_has_no_address_has_no_place():
+def test_a_client_without_an_address_has_no_description():
     assert describe_server(object()) == ""
 
 
@@ -63,7 +63,7 @@ def test_an_error_names_the_server_and_no_credential(operation):
     assert "zoe" not in text
 
 
-def test_asyncio_an_error_names_the_server_and_no_credential():
+def test_an_asyncio_error_names_the_server_and_no_credential():
     async def fail():
         async with AsyncRedisBackend.from_url(DEAD, retry=AsyncRetry(NoBackoff(), 0)) as backend:
             await backend.acquire("k")

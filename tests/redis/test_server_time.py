@@ -53,7 +53,7 @@ def test_the_time_of_acquisition_is_the_servers(client, backend):
     assert before <= backend.lookup(key="k").acquired_at_ms <= after
 
 
-def test_the_capabilities_say_so(backend):
+def test_the_capabilities_name_the_server_as_time_authority(backend):
     assert backend.capabilities.backend == "redis"
     assert backend.capabilities.time_authority == "server"
     assert backend.capabilities.supports_fencing is True

@@ -33,7 +33,7 @@ def enter(backend: RedisBackend, ttl_ms: int) -> None:
         pass
 
 
-def test_a_ttl_meant_in_seconds_is_warned_of_in_milliseconds(syncguard_backend, told):
+def test_a_ttl_below_one_second_gives_a_warning(syncguard_backend, told):
     enter(syncguard_backend, 30)
     (warning,) = told
     assert warning.category is ShortTTLWarning
@@ -43,14 +43,14 @@ def test_a_ttl_meant_in_seconds_is_warned_of_in_milliseconds(syncguard_backend, 
     )
 
 
-def test_the_warning_names_the_line_that_asks_for_the_lock(syncguard_backend, told):
+def test_the_warning_names_the_line_that_uses_the_lock(syncguard_backend, told):
     enter(syncguard_backend, 30)
     (warning,) = told
     assert warning.filename == __file__
     assert warning.lineno == enter.__code__.co_firstlineno + 1
 
 
-def test_a_call_site_is_warned_of_once_and_each_for_itself(syncguard_backend, told):
+def test_each_call_site_gives_one_warning(syncguard_backend, told):
     for _ in range(3):
         enter(syncguard_backend, 999)
     for _ in range(3):
@@ -60,7 +60,7 @@ def test_a_call_site_is_warned_of_once_and_each_for_itself(syncguard_backend, to
     assert {warning.filename for warning in told} == {__file__}
 
 
-def test_one_second_or_more_is_fine(syncguard_backend, told):
+def test_one_second_or_more_gives_no_warning(syncguard_backend, told):
     enter(syncguard_backend, 1_000)
     assert syncguard_backend.acquire("k", 1_000)
     assert told == []
@@ -72,7 +72,7 @@ def test_acquire_warns_too(syncguard_backend, told):
     assert [warning.filename for warning in told] == [__file__, __file__]
 
 
-def test_what_is_held_already_is_not_warned_of_again(syncguard_backend, told):
+def test_entering_a_held_lock_again_gives_no_second_warning(syncguard_backend, told):
     acquired = syncguard_backend.acquire("k", 500)
     told.clear()
     with syncguard.hold(syncguard_backend, acquired):
@@ -105,7 +105,7 @@ def collect():
 """
 
 
-def test_nothing_is_warned_of_while_a_module_is_imported(syncguard_backend, told):
+def test_importing_a_module_gives_no_warning(syncguard_backend, told):
     module = ModuleType("of_a_user")
     module.__dict__.update(backend=syncguard_backend, __file__="of_a_user.py")
     exec(compile(SOURCE, "of_a_user.py", "exec"), module.__dict__)  # noqa: S102
@@ -119,7 +119,7 @@ def test_nothing_is_warned_of_while_a_module_is_imported(syncguard_backend, told
     ]
 
 
-def test_a_decorated_callable_without_code_is_warned_of_where_it_is_called(syncguard_backend, told):
+def test_the_warning_of_a_decorated_callable_without_code_names_its_caller(syncguard_backend, told):
     with contextlib.suppress(LockLost):  # of a machine that was busy for 30 ms
         lock(syncguard_backend, "k", 30)(partial(int, "1"))()
     (warning,) = told
@@ -127,7 +127,7 @@ def test_a_decorated_callable_without_code_is_warned_of_where_it_is_called(syncg
 
 
 @pytest.mark.filterwarnings("error::syncguard.ShortTTLWarning")
-def test_where_warnings_are_errors_nothing_is_sent(syncguard_redis, syncguard_backend):
+def test_if_warnings_are_errors_nothing_is_sent(syncguard_redis, syncguard_backend):
     before = syncguard_redis.commands_processed()
     with pytest.raises(ShortTTLWarning):
         enter(syncguard_backend, 30)

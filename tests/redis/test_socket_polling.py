@@ -78,31 +78,31 @@ def ask(replies: ReplySpin, line: Line) -> int:
     return line.looks
 
 
-def test_the_first_reply_is_waited_for_asleep(clock: Clock) -> None:
+def test_the_first_request_does_not_spin(clock: Clock) -> None:
     assert ask(ReplySpin(), near(clock)) == 0
 
 
-def test_after_a_quick_reply_the_next_is_looked_for_until_it_is_there(clock: Clock) -> None:
+def test_after_a_quick_reply_the_next_request_spins_until_its_reply(clock: Clock) -> None:
     replies = ReplySpin()
     ask(replies, near(clock))
     assert ask(replies, near(clock)) == 4
 
 
-def test_looking_ends_after_a_moment_and_then_we_sleep(clock: Clock) -> None:
+def test_spinning_ends_after_its_maximum_time(clock: Clock) -> None:
     replies = ReplySpin()
     ask(replies, near(clock))
     assert 5 < ask(replies, far(clock)) < 15
     assert ask(replies, far(clock)) == 0, "one slow reply is enough to sleep at once"
 
 
-def test_a_redis_that_comes_nearer_is_looked_for_again(clock: Clock) -> None:
+def test_spinning_starts_again_after_a_quick_reply(clock: Clock) -> None:
     replies = ReplySpin()
     ask(replies, far(clock))
     assert ask(replies, near(clock)) == 0
     assert ask(replies, near(clock)) > 0
 
 
-def test_where_no_thread_can_step_aside_every_reply_is_waited_for_asleep(
+def test_no_request_spins_without_sched_yield(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_polling, "_yield_cpu", None)
@@ -111,7 +111,7 @@ def test_where_no_thread_can_step_aside_every_reply_is_waited_for_asleep(
     assert ask(replies, near(clock)) == 0
 
 
-def test_under_gevent_every_reply_is_waited_for_asleep() -> None:
+def test_no_request_spins_under_gevent() -> None:
     program = """
 from gevent import monkey
 monkey.patch_all()
@@ -125,7 +125,7 @@ assert replies._last_reply_was_quick and not looks
 
 
 @pytest.mark.parametrize("has_poll", [True, False], ids=["poll", "select"])
-def test_looking_sees_what_there_is_to_read_and_the_end(
+def test_poll_detects_data_and_a_closed_connection(
     pair: tuple[socket.socket, socket.socket], has_poll: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_poll:  # as on Windows
@@ -141,7 +141,7 @@ def test_looking_sees_what_there_is_to_read_and_the_end(
     assert look(0), "a closed connection has something to say"
 
 
-def test_a_kept_connection_that_somebody_closed_is_replaced(syncguard_redis: RedisServer) -> None:
+def test_a_kept_connection_that_was_closed_is_replaced(syncguard_redis: RedisServer) -> None:
     client = syncguard_redis.client()
     with client, RedisBackend(client) as backend:
         held = backend.acquire("k")
@@ -150,7 +150,7 @@ def test_a_kept_connection_that_somebody_closed_is_replaced(syncguard_redis: Red
         assert backend.release(held.lock_id) == ReleaseResult(True)
 
 
-def test_kept_connections_that_somebody_closed_do_not_use_the_pool_up(
+def test_kept_connections_that_were_closed_do_not_exhaust_the_pool(
     syncguard_redis: RedisServer,
 ) -> None:
     client = syncguard_redis.client(max_connections=10)
@@ -160,7 +160,7 @@ def test_kept_connections_that_somebody_closed_do_not_use_the_pool_up(
             client.connection_pool.disconnect()
 
 
-def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
+def test_a_connection_kept_unused_for_long_is_returned_to_the_pool(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[str] = []
@@ -181,7 +181,7 @@ def test_a_kept_connection_that_lay_for_long_goes_through_the_pool(
         assert len(taken) == 2
 
 
-def test_threads_that_meet_do_not_linger_on_connections_of_the_pool(
+def test_only_the_thread_with_the_kept_connection_spins(
     syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spinning: list[str] = []

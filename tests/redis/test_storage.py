@@ -32,7 +32,7 @@ def test_a_lock_is_a_json_record_an_index_and_a_counter(client, lock):
     assert everything(client) == sorted(specified + ours)
 
 
-def test_the_record_has_the_fields_that_every_language_reads(client, lock):
+def test_the_record_has_the_fields_of_the_specification(client, lock):
     record = json.loads(client.get("syncguard:invoice:42"))
     assert record == {
         "lockId": lock.lock_id,
@@ -49,7 +49,7 @@ def test_the_label_is_in_the_record_only_when_given(client, backend):
 
 
 @pytest.mark.parametrize("change", ["extend", "adopt"])
-def test_the_record_keeps_its_fields_when_it_is_written_again(client, backend, lock, change):
+def test_extend_and_adopt_keep_the_fields_of_the_record(client, backend, lock, change):
     getattr(backend, change)(lock.lock_id, 30_000)
     record = json.loads(client.get("syncguard:invoice:42"))
     assert set(record) == {"lockId", "key", "fence", "expiresAtMs", "acquiredAtMs"}
@@ -113,13 +113,13 @@ def test_a_release_leaves_only_counters(client, backend, lock):
 
 
 @pytest.mark.usefixtures("lock")
-def test_a_plain_acquire_that_is_refused_leaves_nothing(client, backend):
+def test_a_refused_acquire_without_waiting_writes_nothing(client, backend):
     before = everything(client)
     assert not backend.acquire("invoice:42", 60_000).ok
     assert everything(client) == before
 
 
-def test_looking_writes_nothing(client, backend, lock):
+def test_reading_writes_nothing(client, backend, lock):
     before = {name: client.dump(name) for name in everything(client)}
     backend.is_locked("invoice:42")
     backend.is_locked("free")
@@ -128,14 +128,14 @@ def test_looking_writes_nothing(client, backend, lock):
     assert {name: client.dump(name) for name in everything(client)} == before
 
 
-def test_every_key_has_a_counter_of_its_own(backend):
+def test_every_key_has_its_own_counter(backend):
     for _ in range(3):
         backend.acquire("one", 60_000).release()
     assert backend.acquire("one", 60_000).fence == "000000000000004"
     assert backend.acquire("other", 60_000).fence == "000000000000001"
 
 
-def test_two_prefixes_on_one_redis_do_not_meet(make_backend):
+def test_locks_with_different_prefixes_do_not_exclude_each_other(make_backend):
     mine, theirs = make_backend(key_prefix="mine"), make_backend(key_prefix="theirs")
     mine.acquire("k", 60_000)
     assert theirs.acquire("k", 60_000).ok
@@ -150,7 +150,7 @@ def long_prefix(request):
     return "p" * request.param
 
 
-def test_a_hashed_name_is_stored_as_the_specification_makes_it(client, make_backend):
+def test_a_hashed_name_is_the_name_of_the_specification(client, make_backend):
     lock = make_backend(key_prefix=LONG_PREFIX).acquire(LONG_KEY, 60_000)
     name = make_storage_key(LONG_PREFIX, LONG_KEY, KEY_BUDGET_BYTES, RESERVE_BYTES)
     assert len(name) < len(LONG_PREFIX) + 30
@@ -193,7 +193,7 @@ def test_fences_of_a_hashed_name_grow(make_backend, long_prefix):
 # -- other languages ------------------------------------------------------------------------------
 
 
-def test_a_lock_that_another_language_took_is_seen_and_respected(client, backend):
+def test_a_lock_of_a_client_in_another_language_excludes_us(client, backend):
     """The bytes are those of the TypeScript client: no label, no list of ours."""
     now_ms = backend.acquire("clock", 60_000).expires_at_ms - 60_000
     lock_id = "T" * 22
@@ -214,7 +214,7 @@ def test_a_lock_that_another_language_took_is_seen_and_respected(client, backend
     assert backend.acquire("shared", 60_000).fence == "000000000000010"
 
 
-def test_a_lock_that_another_language_released_takes_nobodys_place_in_the_list(client, backend):
+def test_a_lock_released_by_a_client_in_another_language_is_not_listed(client, backend):
     """It knows nothing of our list, and leaves its entry behind."""
     gone, here = backend.acquire("gone", 30_000), backend.acquire("here", 60_000)
     client.delete("syncguard:gone", f"syncguard:id:{gone.lock_id}")

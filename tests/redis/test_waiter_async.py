@@ -77,7 +77,7 @@ def test_a_waiter_is_woken_by_the_release(client, holder, take):
     assert waiter() > held.fence
 
 
-def test_every_one_of_several_waiters_gets_its_turn(client, holder, take):
+def test_each_of_several_waiters_acquires_the_lock(client, holder, take):
     held = holder.acquire("k", MINUTES_MS)
     waiters = [in_background(lambda: take("k", acquisition=PATIENT)) for _ in range(4)]
     until_somebody_waits(client, "k")
@@ -85,7 +85,7 @@ def test_every_one_of_several_waiters_gets_its_turn(client, holder, take):
     assert len({waiter() for waiter in waiters}) == 4
 
 
-def test_a_waiter_that_leaves_passes_its_wake_up_on(syncguard_redis, client, holder):
+def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, holder):
     async def until(condition):
         while not condition():
             await asyncio.sleep(0.002)
@@ -106,19 +106,17 @@ def test_a_waiter_that_leaves_passes_its_wake_up_on(syncguard_redis, client, hol
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_waiter_acquires_the_lock_when_the_holder_expires(holder, take):
+def test_a_waiter_acquires_the_lock_when_it_expires(holder, take):
     holder.acquire("k", 400)
     assert take("k", acquisition=PATIENT) == "000000000000002"
 
 
-def test_a_socket_timeout_shorter_than_the_wait_breaks_nothing(holder, take):
+def test_a_wait_works_with_a_shorter_socket_timeout(holder, take):
     holder.acquire("k", 900)
     assert take("k", acquisition=PATIENT, client={"socket_timeout": 0.3}) == "000000000000002"
 
 
-def test_a_holder_that_never_expires_and_never_pushes_is_waited_for_with_plain_backoff(
-    client, take
-):
+def test_a_lock_without_ttl_and_wake_up_is_retried_with_backoff(client, take):
     """Planted, as if by a client in another language that forgot the TTL."""
     record = {"lockId": "T" * 22, "expiresAtMs": 10**14, "acquiredAtMs": 0, "key": "k"}
     client.set("syncguard:k", json.dumps(record | {"fence": "000000000000001"}))
@@ -128,7 +126,7 @@ def test_a_holder_that_never_expires_and_never_pushes_is_waited_for_with_plain_b
     assert caught.value.code == "AcquisitionTimeout"
 
 
-def test_waiting_ends_with_its_time(holder, take):
+def test_waiting_ends_after_timeout_ms(holder, take):
     holder.acquire("k", MINUTES_MS)
     policy = Acquisition(retry_delay_ms=MINUTES_MS, timeout_ms=150)
     with pytest.raises(LockError, match="within 150 ms") as caught:
@@ -136,7 +134,7 @@ def test_waiting_ends_with_its_time(holder, take):
     assert caught.value.code == "AcquisitionTimeout"
 
 
-def test_an_abort_ends_the_waiting(client, holder, take):
+def test_a_signal_ends_the_waiting(client, holder, take):
     holder.acquire("k", MINUTES_MS)
     signal = threading.Event()
     waiter = in_background(lambda: take("k", acquisition=PATIENT, signal=signal))

@@ -40,7 +40,7 @@ class AcquireConformance(ConformanceFixtures):
         backend.acquire("held", 1)
         assert backend.lookup(key="held") == before
 
-    def test_locks_on_different_keys_do_not_meet(self, backend: LockBackend) -> None:
+    def test_locks_on_different_keys_do_not_exclude_each_other(self, backend: LockBackend) -> None:
         acquired(backend, "one")
         assert backend.acquire("another", LONG_MS).ok
 
@@ -50,7 +50,7 @@ class AcquireConformance(ConformanceFixtures):
         assert not theirs.acquire("shared", LONG_MS).ok
         assert theirs.is_locked("shared")
 
-    def test_a_lock_that_ran_out_can_be_acquired_again(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_can_be_acquired_again(self, backend: LockBackend) -> None:
         expired(backend, "k")
         eventually(lambda: backend.acquire("k", LONG_MS).ok)
 
@@ -74,7 +74,7 @@ class AcquireConformance(ConformanceFixtures):
         assert info is not None
         assert info.expires_at_ms - info.acquired_at_ms == DEFAULT_TTL_MS
 
-    def test_the_holder_label_is_kept_beside_the_lock(self, backend: LockBackend) -> None:
+    def test_the_holder_label_is_stored_with_the_lock(self, backend: LockBackend) -> None:
         backend.acquire("k", LONG_MS, holder="worker 7 on höst-3")
         info = backend.lookup(key="k")
         assert info is not None
@@ -86,6 +86,6 @@ class AcquireConformance(ConformanceFixtures):
         assert info is not None
         assert info.holder is None
 
-    def test_of_many_at_once_exactly_one_acquires(self, backend: LockBackend) -> None:
+    def test_of_many_concurrent_acquires_exactly_one_succeeds(self, backend: LockBackend) -> None:
         results = at_once(lambda: backend.acquire("wanted", LONG_MS).ok)
         assert sorted(results) == [False] * 7 + [True]

@@ -16,14 +16,14 @@ from syncguard.testing.conformance.fixtures import (
 class AdoptConformance(ConformanceFixtures):
     """What ``adopt`` promises."""
 
-    def test_the_fence_stays_and_the_id_is_fresh(self, backend: LockBackend) -> None:
+    def test_adopting_keeps_the_fence_and_returns_a_new_lock_id(self, backend: LockBackend) -> None:
         old = acquired(backend, "k")
         new = backend.adopt(old.lock_id, LONG_MS)
         assert new.ok
         assert new.fence == old.fence
         assert validate_lock_id(new.lock_id) != old.lock_id
 
-    def test_the_lock_is_never_free_meanwhile(self, backend: LockBackend) -> None:
+    def test_the_lock_stays_held_when_it_is_adopted(self, backend: LockBackend) -> None:
         backend.adopt(acquired(backend, "k").lock_id, LONG_MS)
         assert backend.is_locked("k")
         assert not backend.acquire("k", LONG_MS).ok
@@ -34,7 +34,7 @@ class AdoptConformance(ConformanceFixtures):
         assert new.release().ok
         assert not backend.is_locked("k")
 
-    def test_the_old_id_is_spent(self, backend: LockBackend) -> None:
+    def test_the_old_lock_id_is_invalid_after_adopt(self, backend: LockBackend) -> None:
         old = acquired(backend, "k")
         backend.adopt(old.lock_id, LONG_MS)
         assert not backend.adopt(old.lock_id, LONG_MS).ok
@@ -51,7 +51,7 @@ class AdoptConformance(ConformanceFixtures):
         assert info is not None
         assert new.expires_at_ms == info.expires_at_ms < old.expires_at_ms
 
-    def test_the_label_stays_unless_a_new_one_is_given(self, backend: LockBackend) -> None:
+    def test_adopting_keeps_the_label_unless_a_new_one_is_given(self, backend: LockBackend) -> None:
         first = backend.acquire("k", LONG_MS, holder="publisher")
         assert first.ok
         second = backend.adopt(first.lock_id, LONG_MS)
@@ -67,12 +67,12 @@ class AdoptConformance(ConformanceFixtures):
     def test_an_unknown_id_adopts_nothing(self, backend: LockBackend) -> None:
         assert not backend.adopt(generate_lock_id(), LONG_MS).ok
 
-    def test_a_lock_that_ran_out_is_not_adopted(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_is_not_adopted(self, backend: LockBackend) -> None:
         lock = expired(backend, "k")
         assert not backend.adopt(lock.lock_id, LONG_MS).ok
         assert not backend.is_locked("k")
 
-    def test_of_many_adopters_at_once_exactly_one_succeeds(self, backend: LockBackend) -> None:
+    def test_of_many_concurrent_adopts_exactly_one_succeeds(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         results = at_once(lambda: backend.adopt(lock.lock_id, LONG_MS).ok)
         assert sorted(results) == [False] * 7 + [True]

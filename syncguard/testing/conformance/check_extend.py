@@ -18,7 +18,7 @@ from syncguard.types import ExtendResult
 class ExtendConformance(ConformanceFixtures):
     """What ``extend`` promises."""
 
-    def test_an_extended_lock_outlives_its_first_ttl(self, backend: LockBackend) -> None:
+    def test_an_extended_lock_is_still_held_after_its_first_ttl(self, backend: LockBackend) -> None:
         def extended_in_time() -> bool:
             lock = backend.acquire("k", 300)
             return lock.ok and backend.extend(lock.lock_id, LONG_MS).ok
@@ -35,7 +35,7 @@ class ExtendConformance(ConformanceFixtures):
         # Were it added, the expiry would move back; replaced, it comes nearer.
         assert shorter.expires_at_ms < lock.expires_at_ms
 
-    def test_a_longer_ttl_moves_the_expiry_back(self, backend: LockBackend) -> None:
+    def test_a_longer_ttl_makes_the_expiry_later(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k", 10_000)
         longer = backend.extend(lock.lock_id, LONG_MS)
         assert longer.expires_at_ms is not None
@@ -48,7 +48,7 @@ class ExtendConformance(ConformanceFixtures):
         assert info is not None
         assert result == ExtendResult(True, info.expires_at_ms)
 
-    def test_a_shortened_lock_runs_out_at_its_new_time(self, backend: LockBackend) -> None:
+    def test_a_shortened_lock_expires_after_its_new_ttl(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k", LONG_MS)
         backend.extend(lock.lock_id, SHORT_MS)
         eventually(lambda: not backend.is_locked("k"))
@@ -73,7 +73,7 @@ class ExtendConformance(ConformanceFixtures):
         )
         assert after.acquired_at_ms == before.acquired_at_ms
 
-    def test_a_lock_can_be_extended_again_and_again(self, backend: LockBackend) -> None:
+    def test_a_lock_can_be_extended_several_times(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         assert all(backend.extend(lock.lock_id, LONG_MS).ok for _ in range(5))
         assert backend.release(lock.lock_id).ok
@@ -87,13 +87,15 @@ class ExtendConformance(ConformanceFixtures):
         assert backend.extend(lock.lock_id, LONG_MS) == ExtendResult(False)
         assert not backend.is_locked("k")
 
-    def test_a_lock_that_ran_out_is_not_brought_back(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_is_not_extended(self, backend: LockBackend) -> None:
         lock = expired(backend, "k")
         assert backend.extend(lock.lock_id, LONG_MS) == ExtendResult(False)
         assert not backend.is_locked("k")
         assert backend.lookup(lock_id=lock.lock_id) is None
 
-    def test_a_late_extend_leaves_the_next_holder_alone(self, backend: LockBackend) -> None:
+    def test_a_late_extend_does_not_change_the_lock_of_the_next_holder(
+        self, backend: LockBackend
+    ) -> None:
         stale = expired(backend, "k")
         acquired(backend, "k")
         before = backend.lookup(key="k")

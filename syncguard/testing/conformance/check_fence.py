@@ -35,18 +35,16 @@ class FenceConformance(ConformanceFixtures):
             lock.release()
         assert fences == sorted(set(fences))
 
-    def test_fences_grow_over_an_expiry(self, backend: LockBackend) -> None:
+    def test_fences_grow_after_an_expiry(self, backend: LockBackend) -> None:
         first = expired(backend, "k")
         assert acquired(backend, "k").fence > first.fence
 
-    def test_fences_grow_over_backends(self, make_backend: MakeBackend) -> None:
+    def test_fences_grow_across_backends(self, make_backend: MakeBackend) -> None:
         first = acquired(make_backend(), "k")
         first.release()
         assert acquired(make_backend(), "k").fence > first.fence
 
-    def test_looking_cleaning_and_extending_do_not_touch_the_fence(
-        self, backend: LockBackend
-    ) -> None:
+    def test_reading_and_extending_do_not_change_the_fence(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         backend.is_locked("k")
         backend.extend(lock.lock_id, LONG_MS)

@@ -30,7 +30,7 @@ class ForceReleaseConformance(ConformanceFixtures):
         assert not backend.extend(lock.lock_id, 1000).ok
 
     @pytest.mark.parametrize("wrong", ["key_hash", "fence", "lock_id_hash"])
-    def test_all_three_marks_must_agree(
+    def test_key_hash_fence_and_lock_id_hash_must_all_match(
         self, backend: LockBackend, listing: ListsLocks, wrong: str
     ) -> None:
         acquired(backend, "k")
@@ -40,7 +40,7 @@ class ForceReleaseConformance(ConformanceFixtures):
         assert not listing.force_release(**marks).ok
         assert backend.is_locked("k")
 
-    def test_a_stale_page_cannot_free_the_next_holder(
+    def test_an_outdated_page_cannot_release_the_lock_of_the_next_holder(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         first = acquired(backend, "k")
@@ -50,7 +50,7 @@ class ForceReleaseConformance(ConformanceFixtures):
         assert not _force(listing, seen).ok
         assert backend.is_locked("k")
 
-    def test_a_lock_in_other_hands_is_not_freed(
+    def test_a_lock_that_was_adopted_meanwhile_is_not_released(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         lock = acquired(backend, "k")
@@ -59,7 +59,7 @@ class ForceReleaseConformance(ConformanceFixtures):
         assert not _force(listing, seen).ok
         assert backend.is_locked("k")
 
-    def test_the_others_stay(self, backend: LockBackend, listing: ListsLocks) -> None:
+    def test_other_locks_stay_held(self, backend: LockBackend, listing: ListsLocks) -> None:
         acquired(backend, "stuck")
         acquired(backend, "busy")
         _force(listing, _seen(backend, "stuck"))

@@ -28,7 +28,7 @@ class HealthConformance(ConformanceFixtures):
     def test_the_fields_are_json(self, health: Health) -> None:
         assert json.loads(json.dumps(dict(health.fields))) == dict(health.fields)
 
-    def test_the_fields_leave_the_names_of_the_command_alone(self, health: Health) -> None:
+    def test_the_fields_do_not_use_names_that_the_command_uses(self, health: Health) -> None:
         assert not {"alias", "healthy", "findings", "error"} & health.fields.keys()
 
     def test_findings_are_sentences(self, health: Health) -> None:

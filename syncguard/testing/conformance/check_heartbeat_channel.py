@@ -40,7 +40,7 @@ class ExtendChannelConformance(ConformanceFixtures):
             pytest.skip("this backend has no channel with this client")
         return channel
 
-    def test_every_extension_is_answered_in_the_order_of_the_sending(
+    def test_extensions_are_answered_in_the_order_they_were_sent(
         self, channel: ExtendChannel, backend: LockBackend
     ) -> None:
         first, second = acquired(backend, "first", LONG_MS), acquired(backend, "second", LONG_MS)
@@ -60,7 +60,7 @@ class ExtendChannelConformance(ConformanceFixtures):
             assert info.expires_at_ms == answer.expires_at_ms
             assert info.expires_at_ms > lock.expires_at_ms
 
-    def test_a_channel_serves_again_and_again(
+    def test_a_channel_can_be_used_several_times(
         self, channel: ExtendChannel, backend: LockBackend
     ) -> None:
         lock = acquired(backend, "k", LONG_MS)

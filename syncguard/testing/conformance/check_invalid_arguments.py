@@ -136,17 +136,17 @@ class ValidationConformance(ConformanceFixtures):
 
     @pytest.mark.parametrize("mark", ["key_hash", "fence", "lock_id_hash"])
     @pytest.mark.parametrize("value", [None, 1, b"x", ""], ids=repr)
-    def test_a_force_release_without_one_of_its_marks_is_refused(
+    def test_a_force_release_without_one_of_its_three_values_is_refused(
         self, listing: ListsLocks, mark: str, value: object
     ) -> None:
         marks: dict[str, object] = {"key_hash": "0" * 24, "fence": "0" * 15}
         marks |= {"lock_id_hash": "0" * 24, mark: value}
         refused(listing, {"force_release": lambda b, m: b.force_release(**m)}, marks)
 
-    def test_a_signal_that_cannot_be_asked_is_refused(self, backend: LockBackend) -> None:
+    def test_a_signal_without_is_set_is_refused(self, backend: LockBackend) -> None:
         refused(backend, {"acquire": lambda b, s: b.acquire("free", signal=s)}, object())
 
-    def test_what_was_refused_has_changed_nothing(self, backend: LockBackend) -> None:
+    def test_refused_input_changes_nothing(self, backend: LockBackend) -> None:
         lock = acquired(backend, "held")
         before = backend.lookup(key="held")
         refused(backend, {"extend": lambda b, ttl: b.extend(lock.lock_id, ttl)}, 0)

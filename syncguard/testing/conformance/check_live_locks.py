@@ -39,7 +39,7 @@ class ListingConformance(ConformanceFixtures):
         assert listing.live_locks() == [backend.lookup(key="k")]
         assert type(listing.live_locks()[0]) is LockInfo
 
-    def test_limit_and_offset_cut_a_page_out(
+    def test_limit_and_offset_select_a_page(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         by_expiry = _five(backend)
@@ -56,16 +56,12 @@ class ListingConformance(ConformanceFixtures):
         assert _hashes(listing.live_locks(limit=10**30)) == by_expiry
         assert listing.live_locks(offset=10**30) == []
 
-    def test_a_released_lock_leaves_the_list(
-        self, backend: LockBackend, listing: ListsLocks
-    ) -> None:
+    def test_a_released_lock_is_not_listed(self, backend: LockBackend, listing: ListsLocks) -> None:
         acquired(backend, "k").release()
         assert listing.live_locks() == []
         assert listing.count_live_locks() == 0
 
-    def test_a_lock_that_ran_out_leaves_the_list(
-        self, backend: LockBackend, listing: ListsLocks
-    ) -> None:
+    def test_an_expired_lock_is_not_listed(self, backend: LockBackend, listing: ListsLocks) -> None:
         expired(backend, "gone")
         acquired(backend, "here")
         assert _hashes(listing.live_locks()) == [hash_key("here")]
@@ -94,14 +90,14 @@ class ListingConformance(ConformanceFixtures):
         assert backend.adopt(first.lock_id, 60_000).ok
         assert _hashes(listing.live_locks()) == [hash_key("second"), hash_key("first")]
 
-    def test_a_refused_acquire_lists_nothing_more(
+    def test_a_refused_acquire_adds_nothing_to_the_list(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         acquired(backend, "k")
         backend.acquire("k", LONG_MS)
         assert listing.count_live_locks() == 1
 
-    def test_a_page_is_the_list_with_raw_keys_the_number_and_the_time(
+    def test_a_page_has_raw_keys_the_total_number_and_the_time(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         _five(backend)
@@ -112,7 +108,7 @@ class ListingConformance(ConformanceFixtures):
         assert all(is_live(info.expires_at_ms, page.now_ms) for info in page.locks)
         assert all(info.acquired_at_ms <= page.now_ms for info in page.locks)
 
-    def test_a_page_of_nothing_still_has_the_number_and_the_time(
+    def test_a_page_with_limit_zero_has_the_total_number_and_the_time(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         _five(backend)
@@ -120,7 +116,7 @@ class ListingConformance(ConformanceFixtures):
         assert (page.locks, page.total) == ([], 5)
         assert page.now_ms >= listing.page_raw(limit=1).locks[0].acquired_at_ms
 
-    def test_a_lock_is_found_by_what_only_the_caller_can_tell(
+    def test_a_lock_is_found_by_a_condition_of_the_caller(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         _five(backend)
@@ -128,7 +124,7 @@ class ListingConformance(ConformanceFixtures):
         assert backend.lookup(lock_id=found.lock_id) == sanitized(found)
         assert listing.find_raw(lambda info: info.key == "lock 9") == []
 
-    def test_no_more_are_found_than_were_asked_for(
+    def test_find_returns_at_most_the_requested_number(
         self, backend: LockBackend, listing: ListsLocks
     ) -> None:
         _five(backend)

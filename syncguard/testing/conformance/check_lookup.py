@@ -21,7 +21,7 @@ class LookupConformance(ConformanceFixtures):
         lock.release()
         assert backend.is_locked("k") is False
 
-    def test_looking_changes_nothing(self, backend: LockBackend) -> None:
+    def test_reading_changes_nothing(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         before = backend.lookup(key="k")
         for _ in range(3):
@@ -30,22 +30,22 @@ class LookupConformance(ConformanceFixtures):
             backend.lookup(lock_id=lock.lock_id)
         assert backend.lookup(key="k") == before
 
-    def test_looking_at_a_free_key_locks_nothing(self, backend: LockBackend) -> None:
+    def test_reading_a_free_key_does_not_lock_it(self, backend: LockBackend) -> None:
         backend.is_locked("k")
         backend.lookup(key="k")
         assert backend.acquire("k", LONG_MS).ok
 
-    def test_looking_does_not_prolong_a_lock(self, backend: LockBackend) -> None:
+    def test_reading_does_not_extend_a_lock(self, backend: LockBackend) -> None:
         # The helper looks all the time until the lock is gone.
         expired(backend, "k")
 
-    def test_both_ways_to_look_a_lock_up_give_the_same(self, backend: LockBackend) -> None:
+    def test_lookup_by_key_and_by_lock_id_return_the_same(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         by_key, by_id = backend.lookup(key="k"), backend.lookup(lock_id=lock.lock_id)
         assert by_key is not None
         assert by_key == by_id
 
-    def test_a_lookup_tells_fence_and_expiry(self, backend: LockBackend) -> None:
+    def test_a_lookup_returns_fence_and_expiry(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         info = backend.lookup(key="k")
         assert info is not None
@@ -74,11 +74,11 @@ class LookupConformance(ConformanceFixtures):
         acquired(backend, "k")
         assert backend.lookup(lock_id=generate_lock_id()) is None
 
-    def test_a_lock_that_ran_out_is_not_found_by_its_key(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_is_not_found_by_its_key(self, backend: LockBackend) -> None:
         expired(backend, "k")
         assert backend.lookup(key="k") is None
 
-    def test_a_lock_that_ran_out_is_not_found_by_its_id(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_is_not_found_by_its_lock_id(self, backend: LockBackend) -> None:
         lock = expired(backend, "k")
         assert backend.lookup(lock_id=lock.lock_id) is None
 
@@ -105,7 +105,7 @@ class LookupConformance(ConformanceFixtures):
             assert (raw.key, raw.lock_id) == ("k", lock.lock_id)
             assert raw.fence == lock.fence
 
-    def test_the_raw_helpers_find_nothing_where_there_is_nothing(
+    def test_the_raw_helpers_return_none_for_a_free_key_and_an_unknown_id(
         self, backend: LockBackend
     ) -> None:
         assert get_by_key_raw(backend, "k") is None

@@ -76,7 +76,7 @@ class FailureConformance(ConformanceFixtures):
         outage()
         _assert_fails("health", health_of(backend).health)
 
-    def test_leaving_a_block_never_raises_and_tells_the_callback(
+    def test_leaving_a_block_never_raises_and_calls_the_callback(
         self, make_backend: MakeBackend, outage: Outage
     ) -> None:
         told: list[tuple[LockError, ReleaseErrorContext]] = []

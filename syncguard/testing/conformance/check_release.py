@@ -43,18 +43,22 @@ class ReleaseConformance(ConformanceFixtures):
         assert backend.release(generate_lock_id()) == ReleaseResult(False)
         assert backend.is_locked("k")
 
-    def test_a_lock_that_ran_out_is_not_released(self, backend: LockBackend) -> None:
+    def test_an_expired_lock_is_not_released(self, backend: LockBackend) -> None:
         lock = expired(backend, "k")
         assert backend.release(lock.lock_id) == ReleaseResult(False)
 
-    def test_a_late_release_leaves_the_next_holder_alone(self, backend: LockBackend) -> None:
+    def test_a_late_release_does_not_change_the_lock_of_the_next_holder(
+        self, backend: LockBackend
+    ) -> None:
         stale = expired(backend, "k")
         acquired(backend, "k")
         before = backend.lookup(key="k")
         assert not backend.release(stale.lock_id).ok
         assert backend.lookup(key="k") == before
 
-    def test_a_repeated_release_leaves_the_next_holder_alone(self, backend: LockBackend) -> None:
+    def test_a_repeated_release_does_not_release_the_next_holder(
+        self, backend: LockBackend
+    ) -> None:
         first = acquired(backend, "k")
         backend.release(first.lock_id)
         second = acquired(backend, "k")
@@ -66,7 +70,7 @@ class ReleaseConformance(ConformanceFixtures):
         backend.release(one.lock_id)
         assert backend.is_locked("other")
 
-    def test_of_many_releases_at_once_exactly_one_succeeds(self, backend: LockBackend) -> None:
+    def test_of_many_concurrent_releases_exactly_one_succeeds(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         results = at_once(lambda: backend.release(lock.lock_id).ok)
         assert sorted(results) == [False] * 7 + [True]

@@ -23,7 +23,9 @@ class DisposalConformance(ConformanceFixtures):
             assert backend.is_locked("k")
         assert not backend.is_locked("k")
 
-    def test_an_error_in_the_block_releases_and_goes_on(self, backend: LockBackend) -> None:
+    def test_an_error_in_the_block_releases_the_lock_and_is_raised(
+        self, backend: LockBackend
+    ) -> None:
         with pytest.raises(ZeroDivisionError), backend.acquire("k", LONG_MS):
             raise ZeroDivisionError
         assert not backend.is_locked("k")
@@ -41,7 +43,7 @@ class DisposalConformance(ConformanceFixtures):
             assert backend.is_locked("k")
         assert not backend.is_locked("k")
 
-    def test_leaving_twice_does_not_free_the_next_holder(self, backend: LockBackend) -> None:
+    def test_leaving_twice_does_not_release_the_next_holder(self, backend: LockBackend) -> None:
         lock = acquired(backend, "k")
         with lock:
             pass
@@ -51,7 +53,7 @@ class DisposalConformance(ConformanceFixtures):
         assert backend.is_locked("k")
 
     @pytest.mark.parametrize("gone", ["released", "ran out"])
-    def test_a_lock_that_is_gone_already_is_no_error_to_leave(
+    def test_leaving_the_block_of_a_lock_that_is_gone_is_no_error(
         self, make_backend: MakeBackend, gone: str
     ) -> None:
         errors: list[object] = []

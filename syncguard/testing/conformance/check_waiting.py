@@ -31,7 +31,7 @@ class WaitingConformance(ConformanceFixtures):
         assert isinstance(backend, Wakeable)
         return backend.open_waiter("k")
 
-    def test_a_waiter_takes_a_free_lock(self, waiter: Waiter, backend: LockBackend) -> None:
+    def test_a_waiter_acquires_a_free_lock(self, waiter: Waiter, backend: LockBackend) -> None:
         lock = waiter.attempt(LONG_MS, "me", 0)
         waiter.close()
         assert not isinstance(lock, Refusal)
@@ -49,7 +49,7 @@ class WaitingConformance(ConformanceFixtures):
         waiter.close()
         assert backend.lookup(key="k") == before
 
-    def test_a_refusal_never_names_more_time_than_the_holder_has(
+    def test_the_remaining_time_of_a_refusal_is_at_most_the_ttl(
         self, waiter: Waiter, backend: LockBackend
     ) -> None:
         acquired(backend, "k", LONG_MS)
@@ -78,7 +78,9 @@ class WaitingConformance(ConformanceFixtures):
         assert waiter.wait(WAIT_MS, None) is True
         waiter.close()
 
-    def test_a_wait_that_nobody_ends_runs_out(self, waiter: Waiter, backend: LockBackend) -> None:
+    def test_a_wait_without_a_release_ends_after_its_time(
+        self, waiter: Waiter, backend: LockBackend
+    ) -> None:
         acquired(backend, "k")
         assert isinstance(waiter.attempt(LONG_MS, None, 60), Refusal)
         assert waiter.wait(60, None) is False
@@ -94,7 +96,7 @@ class WaitingConformance(ConformanceFixtures):
         waiter.close()
         assert caught.value.code == "Aborted"
 
-    def test_a_waiter_takes_a_lock_that_ran_out(self, waiter: Waiter, backend: LockBackend) -> None:
+    def test_a_waiter_acquires_an_expired_lock(self, waiter: Waiter, backend: LockBackend) -> None:
         expired(backend, "k")
         answer = waiter.attempt(LONG_MS, None, 0)
         waiter.close()
