@@ -1,4 +1,4 @@
-"""A backend with nothing but what is required: what ``DictBackend`` offers beyond it is hidden."""
+"""A backend with the required parts only: it hides the optional parts of ``DictBackend``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Installed packages that bring a backend, as far as entry points tell."""
+"""Simulates installed packages with a backend, by their entry points."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Locks in a dictionary of this process: a whole backend, made of public names only.
+"""Locks in a dictionary of this process: a complete backend that uses only public names.
 
-``dict://NAME`` is a dictionary; all backends of one name share it.
+``dict://NAME`` is a dictionary; all backends with one name share it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class DictBackend(Lockable):
 
     @contextmanager
     def _open(self, signal=None):
-        """The live locks of the store and the time, to one thread at a time."""
+        """The live locks of the store and the time, for one thread at a time."""
         check_signal(signal)
         if self.store.is_down:
             raise LockError("ServiceUnavailable", context=ErrorContext(cause=ConnectionError()))

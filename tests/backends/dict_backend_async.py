@@ -1,4 +1,4 @@
-"""The asyncio twin of ``dict_backend``: the same dictionaries."""
+"""The asyncio version of ``dict_backend``, with the same dictionaries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from syncguard.backend import Acquired, AsyncAcquired, AsyncLockable
 
 
 def awaited(name):
-    """A coroutine method that does what the blocking one does: a dictionary never blocks."""
+    """A coroutine method that calls the blocking one: a dictionary never blocks."""
 
     async def method(self, *args, **kwargs):
         result = getattr(self.inner, name)(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A backend that neither adapter knows serves Django's settings, pages and commands, and tasks."""
+"""A third-party backend works with Django's settings, pages and commands, and with Celery tasks."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_a_backend_without_an_asyncio_class_is_an_error_in_asyncio():
         asyncio.run(ask())
 
 
-class Careful(dict_backend.DictBackend):
+class ReadsSettings(dict_backend.DictBackend):
     """Reads its own settings."""
 
     @classmethod
@@ -252,31 +252,35 @@ class Careful(dict_backend.DictBackend):
 
 
 @pytest.fixture
-def careful(settings, monkeypatch):
-    monkeypatch.setattr(dict_backend, "Careful", Careful, raising=False)
+def reads_settings(settings, monkeypatch):
+    monkeypatch.setattr(dict_backend, "ReadsSettings", ReadsSettings, raising=False)
 
     def configure(location):
-        entry = {"BACKEND": "dict_backend.Careful", "LOCATION": location, "KEY_PREFIX": "shop"}
+        entry = {
+            "BACKEND": "dict_backend.ReadsSettings",
+            "LOCATION": location,
+            "KEY_PREFIX": "shop",
+        }
         settings.SYNCGUARD = {"default": entry}
 
     return configure
 
 
-def test_findings_of_a_backend_in_its_settings_are_check_messages(careful):
-    careful("dict://shop")
+def test_findings_of_a_backend_in_its_settings_are_check_messages(reads_settings):
+    reads_settings("dict://shop")
     found = {"syncguard.W006": 'SYNCGUARD["default"] keeps its locks in memory.'}
     assert messages() == found
     found["syncguard.W011"] = 'SYNCGUARD["default"] has no password.'
     assert messages(include_deployment_checks=True) == found
 
 
-def test_a_setting_problem_is_reported_with_the_text_of_the_backend(careful):
-    careful("dict://nowhere")
+def test_a_setting_problem_is_reported_with_the_text_of_the_backend(reads_settings):
+    reads_settings("dict://nowhere")
     with pytest.raises(ImproperlyConfigured, match=r'\["LOCATION"\] must name a dictionary'):
         locks["default"]
 
 
-def test_pages_and_commands_use_the_quick_location_of_a_backend(careful):
-    careful("dict://shop")
+def test_pages_and_commands_use_the_quick_location_of_a_backend(reads_settings):
+    reads_settings("dict://shop")
     assert locks["default"].store is dict_backend.STORES["dict://shop"]
     assert locks.inspector("default").store is dict_backend.STORES["dict://shop-quickly"]

@@ -1,4 +1,4 @@
-"""The published suite on backends of our own: in a dictionary, and with the required parts only."""
+"""The conformance suite with test backends: in a dictionary, and with the required parts only."""
 
 from __future__ import annotations
 

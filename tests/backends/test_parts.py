@@ -1,4 +1,4 @@
-"""Optional parts: whether a backend offers one, also behind telemetry, and what is said if not."""
+"""Optional parts: whether a backend offers one, also with telemetry, and the error if not."""
 
 from __future__ import annotations
 

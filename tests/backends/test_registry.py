@@ -1,4 +1,4 @@
-"""The registry: from a URL or a dotted path to a backend, and what it says if there is none."""
+"""The registry: from a URL or a dotted path to a backend, and its errors."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ def test_a_class_that_is_not_a_backend_is_refused(path):
         backend_class(path)
 
 
-class WithoutTwin(RedisBackend):
-    """Its base has a twin, which takes locks as the base does."""
+class WithoutAsyncClass(RedisBackend):
+    """Only its base class has an asyncio class, which would behave as the base class does."""
 
 
 class OfTheSameKind(BareBackend):
@@ -153,12 +153,12 @@ class OfTheSameKind(BareBackend):
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
-        (WithoutTwin, "WithoutTwin names no asyncio twin"),
+        (WithoutAsyncClass, "WithoutAsyncClass names no asyncio twin"),
         (BareBackend, "BareBackend names no asyncio twin"),
         (OfTheSameKind, "is not a class for asyncio code"),
     ],
 )
-def test_a_class_without_its_own_asyncio_or_blocking_class_is_refused(monkeypatch, cls, said):
+def test_a_class_without_its_own_asyncio_class_is_refused_in_asyncio(monkeypatch, cls, said):
     monkeypatch.setattr(sys.modules["bare_backend"], "Named", cls, raising=False)
     assert backend_class("bare_backend.Named") is cls
     with pytest.raises(InvalidArgument, match=said):

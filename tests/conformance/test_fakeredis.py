@@ -1,4 +1,4 @@
-"""The published suite over fakeredis, as users' own unit tests run: no sockets, no server."""
+"""The conformance suite with fakeredis, as in users' unit tests: no sockets, no server."""
 
 from __future__ import annotations
 

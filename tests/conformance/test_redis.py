@@ -1,4 +1,4 @@
-"""The published suite on the Redis backend: blocking and asyncio, on a real Redis."""
+"""The conformance suite with the Redis backends, blocking and asyncio, on a real Redis."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestAsyncio(OnRedis):
 
 
 class TestReporting(OnRedis):
-    """A backend with telemetry is a backend like any other."""
+    """A backend with telemetry fulfils the contract too."""
 
     @pytest.fixture
     def make_backend(self, syncguard_redis):

@@ -1,4 +1,4 @@
-"""Both kinds of Redis backend behind one blocking face, and a bare client to look behind them."""
+"""Both kinds of Redis backend with one blocking interface, and a client that reads their data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from syncguard.testing import BlockingFacade, LoopThread
 
 @pytest.fixture
 def client(syncguard_redis):
-    """A client of the test's own: what it does is no backend's doing."""
+    """A separate client for the test, which no backend uses."""
     with syncguard_redis.client(decode_responses=True) as connected:
         yield connected
 
@@ -66,8 +66,8 @@ def backend(make_backend):
     return make_backend()
 
 
-class Wiretap(Relay):
-    """Can lose one reply."""
+class LossyRelay(Relay):
+    """A relay that can drop one reply."""
 
     def __init__(self, port):
         super().__init__(port)
@@ -75,7 +75,7 @@ class Wiretap(Relay):
         self.lost = threading.Event()
 
     def lose_next_reply(self):
-        """The server carries the next request out, and the client never hears of it."""
+        """Drop the reply to the next request, which the server executes."""
         self.lost.clear()
         self._lose.set()
 
@@ -88,6 +88,6 @@ class Wiretap(Relay):
 
 
 @pytest.fixture
-def wiretap(syncguard_redis):
-    with Wiretap(syncguard_redis.port) as tap:
-        yield tap
+def lossy_relay(syncguard_redis):
+    with LossyRelay(syncguard_redis.port) as relay:
+        yield relay

@@ -1,4 +1,4 @@
-"""The address of a Redis: what it names, and that it is refused without being quoted."""
+"""Parses the address of a Redis; an invalid one is refused without being quoted."""
 
 from __future__ import annotations
 

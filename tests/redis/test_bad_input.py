@@ -1,4 +1,4 @@
-"""Bad input is refused before anything is sent: the server counts no command, not even a login."""
+"""Bad input is refused before anything is sent: the server counts no command, not even AUTH."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MARKS = {"key_hash": "0" * 24, "fence": "0" * 15, "lock_id_hash": "0" * 24}
 
 
 def table(*groups):
-    """Every bad value with every operation that takes it."""
+    """Combine every bad value with every operation that takes it."""
     for operations, values in groups:
         for name, operation in operations.items():
             for how, value in values.items():
@@ -75,7 +75,7 @@ EVERYTHING = list(
 
 @pytest.fixture
 def untouched(syncguard_redis):
-    """Fails the test if any command reaches the server in it."""
+    """Fails the test if any command reaches the server."""
     before = syncguard_redis.commands_processed()
     yield
     assert syncguard_redis.commands_processed() == before

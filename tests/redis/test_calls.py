@@ -1,4 +1,4 @@
-"""Calls as values: what is asked, and how each reply is read. No server."""
+"""Calls as values: what each sends, and how it reads the reply. No server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def malformed(call, reply):
         call.read(reply)
     assert caught.value.code == "Internal"
     assert caught.value.__cause__ is None
-    # Nor does a traceback show what the decoder said, which may quote the record.
+    # A traceback must not show the decoder's error either, which may quote the record.
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     return str(caught.value)
 
@@ -179,7 +179,7 @@ def test_release_and_extend_find_the_lock_only_by_its_index(calls):
         assert call.keys == (f"syncguard:id:{ID}", "syncguard:id::live")
 
 
-# -- looking --------------------------------------------------------------------------------------
+# -- read -----------------------------------------------------------------------------------------
 
 
 def test_a_lookup_reads_the_record(calls):
@@ -316,7 +316,7 @@ def test_every_script_that_takes_a_lock_id_checks_the_owner(script):
 
 @pytest.mark.parametrize("script", ALL_SCRIPTS, ids=lambda s: s.name)
 def test_no_script_deletes_or_expires_a_fence_counter(script):
-    """KEYS[3] of acquire is the only fence counter that any script is given."""
+    """KEYS[3] of acquire is the only fence counter that a script gets."""
     if script is scripts.ACQUIRE:
         for line in script.text.splitlines():
             if "KEYS[3]" in line and not line.startswith("--"):

@@ -1,4 +1,4 @@
-"""Redis Cluster: the names of one lock share a slot, which its lock id knows."""
+"""Redis Cluster: the names of one lock share a slot, and its lock id determines the slot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from syncguard.testing import RedisServer
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisServer]:
-    """One node that owns all slots: it refuses keys of two slots in one script like any other."""
+    """One node that owns all slots. It also rejects a script with keys of two slots."""
     with RedisServer(config=["cluster-enabled yes"]) as server:
         with redis.Redis(port=server.port) as node:
             node.execute_command("CLUSTER ADDSLOTS", *range(16384))
@@ -133,7 +133,7 @@ def test_an_asyncio_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
                 await holder.release()
                 await waiters
                 while any(each["cmd"] == "blpop" for each in observer.client_list()):
-                    await asyncio.sleep(0.005)  # no connection that was listening is kept
+                    await asyncio.sleep(0.005)  # a connection that was listening is not kept
 
     async def once(backend: AsyncRedisBackend) -> None:
         async with aio.lock(backend, "k", acquisition=far):

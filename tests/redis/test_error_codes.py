@@ -1,4 +1,4 @@
-"""Which error code a failure of Redis becomes: by class and by Redis's own code."""
+"""Which error code a failure of Redis gets: by exception class, then by Redis's own code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ID = generate_lock_id()
         (ConnectionResetError(), "ServiceUnavailable"),
         (ConnectionRefusedError(), "ServiceUnavailable"),
         (OSError("no route"), "ServiceUnavailable"),
-        # These three are ConnectionErrors or ResponseErrors by birth: the order matters.
+        # These three inherit from ConnectionError or ResponseError, so the order matters.
         (errors.AuthenticationError("invalid password"), "AuthFailed"),
         (errors.AuthorizationError("no"), "AuthFailed"),
         (errors.NoPermissionError("no"), "AuthFailed"),
@@ -178,7 +178,7 @@ def test_a_server_that_does_not_answer_is_a_network_timeout(syncguard_redis, mak
 def test_a_client_without_retries_sends_one_request_to_a_server_that_hangs(
     syncguard_redis, client, make_backend
 ):
-    """A kept connection may have died with a server that is back; a time-out says otherwise."""
+    """A closed kept connection gets one more attempt; a time-out does not."""
     backend = make_backend(client={"socket_timeout": 0.3})
     backend.is_locked("k")
     before = client.info("stats")["total_connections_received"]

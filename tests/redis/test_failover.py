@@ -1,7 +1,7 @@
-"""A failover behind one address: the old primary is a replica now, and hung up on nobody.
+"""A failover behind one address: the old primary is a replica now, and closes no connection.
 
-New connections lead to the new primary; the old ones answer READONLY for ever, and have to be
-left by whoever uses them.
+New connections reach the new primary. The old ones always answer READONLY, so the client has to
+close them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Pair(Relay):
         return f"redis://{self.host}:{self.port}"
 
     def demote(self) -> None:
-        """Change the roles. The address still leads to the old primary."""
-        assert self.old.wait(1, 20_000) == 1  # the other has everything
+        """Change the roles. The address still belongs to the old primary."""
+        assert self.old.wait(1, 20_000) == 1  # the replica has all data
         self.new.replicaof("NO", "ONE")
         follow(self.old, self.new_port)
 
@@ -67,7 +67,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.mark.parametrize("size", [2, 100], ids=["small", "roomy"])
 def test_the_connection_to_a_demoted_server_is_closed_at_once(backend_on, pair, size):
-    """Though this client never retries; and whether we keep the connection, or the pool does."""
+    """Also if the client never retries, and for connections that we or the pool keep."""
     backend = backend_on(pair, client={"max_connections": size})
     held = backend.acquire("before", 60_000)
     pair.fail_over()
@@ -76,13 +76,13 @@ def test_the_connection_to_a_demoted_server_is_closed_at_once(backend_on, pair, 
     assert pair.new.exists("syncguard:after") == 1
 
 
-class MovesOn(NoBackoff):
-    """Gives new connections the new primary only when somebody waits before a retry."""
+class FailsOverOnRetry(NoBackoff):
+    """Connects to the new primary only after the policy's delay before a retry."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
 
-    def __deepcopy__(self, _memo: object) -> MovesOn:
+    def __deepcopy__(self, _memo: object) -> FailsOverOnRetry:
         return self  # redis-py copies the policy for each connection
 
     def compute(self, _failures: int) -> float:
@@ -93,7 +93,10 @@ class MovesOn(NoBackoff):
 @pytest.mark.parametrize("named", [True, False], ids=["named", "not named"])
 def test_further_retries_follow_the_clients_policy(request, backend_on, pair, named):
     kind = Retry if request.node.callspec.params["backend_on"] == "blocking" else AsyncRetry
-    policy = {"retry": kind(MovesOn(pair), 1), "retry_on_error": [ReadOnlyError] if named else []}
+    policy = {
+        "retry": kind(FailsOverOnRetry(pair), 1),
+        "retry_on_error": [ReadOnlyError] if named else [],
+    }
     backend = backend_on(pair, client=policy)
     assert backend.acquire("before", 60_000).ok
     pair.demote()
@@ -117,11 +120,11 @@ def test_a_replica_is_reported_until_a_new_primary_can_be_reached(backend_on, pa
 
 
 def test_a_rejected_release_that_is_sent_again_is_not_assumed_to_be_done(backend_on, pair):
-    """The refusal did nothing: that the lock is gone afterwards is somebody else's doing."""
+    """The rejected request did nothing. If the lock is gone, another client removed it."""
     backend = backend_on(pair)
     held = backend.acquire("k", 60_000)
-    nobodys_port = 1  # so the demoted one keeps what it has
-    pair.old.replicaof(pair.host, nobodys_port)
+    unused_port = 1  # so the demoted one keeps what it has
+    pair.old.replicaof(pair.host, unused_port)
     pair.new.replicaof("NO", "ONE")
     pair.new.flushall()
     pair.connect_to(pair.new_port)
@@ -132,7 +135,7 @@ def test_a_heartbeat_connects_to_the_new_primary(pair):
     with RedisBackend.from_url(pair.url) as backend:
         with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
             first = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > first)  # its connection leads to the old one
+            wait_until(lambda: held.expires_at_ms > first)  # it is connected to the old primary
             pair.fail_over()
             before = held.expires_at_ms
             wait_until(lambda: held.expires_at_ms > before or held.lost)

@@ -1,4 +1,4 @@
-"""Fence counters: their end, their survival, and starting them at the clock."""
+"""Fence counters: their maximum, restarts and data loss, and ``fence_floor="clock"``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_fences_grow_after_a_crash_with_aof(backend_on):
 
 
 def test_without_a_floor_a_lost_counter_restarts_at_one(client, backend):
-    """Why there is a floor."""
+    """This is why ``fence_floor`` exists."""
     for _ in range(5):
         backend.acquire("k", 60_000).release()
     client.flushall()
@@ -77,7 +77,7 @@ def test_without_a_floor_a_lost_counter_restarts_at_one(client, backend):
 
 
 def wait_until_the_clock_has_passed(client, fence):
-    """Data is not lost and back within the same millisecond, except in a test."""
+    """Only in a test is data lost and written again within one millisecond."""
     while redis_server_time_ms(client.time()) * 10 <= int(fence):
         pass
 
@@ -150,7 +150,7 @@ def test_listing_does_not_read_fence_counters(syncguard_redis, client, backend):
 
 
 def test_expired_locks_are_removed_from_the_list(client, backend):
-    # Planted, because waiting for a hundred expiries takes time.
+    # Written directly, because waiting for a hundred expiries takes time.
     client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
     assert backend.count_live_locks() == 0
     assert client.zcard("syncguard:id::live") == 0

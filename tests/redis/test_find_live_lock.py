@@ -1,4 +1,4 @@
-"""Finding one live lock among many, by what only this process can compute of it."""
+"""Finds one live lock among many, by a condition that only this process can evaluate."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def test_3000_locks_are_found_one_by_one_in_a_step_for_each_thousand(backend, sy
     assert backend.force_release(wanted.pop("key_hash"), **wanted).ok
     after = syncguard_redis.commands_processed()
     steps = after.get("evalsha", 0) - before.get("evalsha", 0)
-    assert steps <= 3 + 3, "three thousand locks, a spare step, a script sent anew, the release"
+    assert steps <= 3 + 3, "three thousand locks, one more step, a resent script, the release"
     assert not backend.is_locked("k2999")
     assert backend.is_locked("k0")
 
 
 @pytest.mark.rounds
 def test_a_held_lock_is_found_while_the_list_changes(backend, syncguard_redis):
-    """Locks that expire, come and are extended move all others in the order of expiry."""
+    """Acquired, extended and expired locks change the position of all others in the list."""
     for number in range(2_500):
         backend.acquire(f"still:{number}", 600_000)
     held = backend.acquire("held", 600_000)
@@ -123,7 +123,7 @@ def test_a_page_with_its_number_and_time_is_one_request_for_each_thousand(
     after = syncguard_redis.commands_processed()
     assert (len(page.locks), page.total) == (min(limit, 1_200), 1_200)
     assert after["evalsha"] - before["evalsha"] == requests
-    assert after["time"] - before["time"] == requests  # inside of the script: no other was sent
+    assert after["time"] - before["time"] == requests  # only scripts called TIME
 
 
 def test_the_live_locks_can_be_listed_raw(backend):

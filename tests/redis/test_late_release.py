@@ -1,4 +1,4 @@
-"""Locks that outlive their block: extended until they are released, many in few round trips."""
+"""Locks that are released after their block: extended until then, many in few round trips."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backend(syncguard_redis):
 
 
 def taken(backend, key, **options):
-    """A lock whose block has ended, and which is still held."""
+    """A lock that is still held although its block has ended."""
     taking = lock(backend, key, **options)
     taking.__enter__()
     return release_later(taking)
@@ -135,7 +135,7 @@ def test_release_returns_the_lost_locks(backend):
 
 @pytest.fixture
 def sent(monkeypatch):
-    """What is sent to Redis, one entry for each round trip."""
+    """The requests to Redis, one entry per round trip."""
     sent = []
     send = Connection.send_packed_command
 
@@ -185,14 +185,14 @@ def test_each_release_is_reported(backend):
 
 
 def test_a_broken_connection_does_not_count_as_a_lost_lock(backend, monkeypatch):
-    """Sent, carried out, and the replies never arrived."""
+    """Redis executes the requests, but the replies do not arrive."""
     late = [taken(backend, key) for key in "abcd"]
     read = Connection.read_response
     replies = []
 
     def break_once(self, *args, **kwargs):
         replies.append(read(self, *args, **kwargs))
-        if len(replies) == 3:  # the second of those that were sent together
+        if len(replies) == 3:  # the second request of the pipeline
             raise ConnectionResetError
         return replies[-1]
 
@@ -203,23 +203,23 @@ def test_a_broken_connection_does_not_count_as_a_lost_lock(backend, monkeypatch)
 
 
 @pytest.fixture
-def mortal_redis():
+def own_redis():
     """A Redis that a test may kill."""
     with RedisServer() as server:
         yield server
 
 
-def test_an_unreachable_redis_fails_once_for_all_locks(mortal_redis, sent):
+def test_an_unreachable_redis_fails_once_for_all_locks(own_redis, sent):
     errors, events = [], []
 
     def note(error, context):
         errors.append((error.code, context.key))
 
-    with RedisBackend.from_url(mortal_redis.url, on_release_error=note) as backend:
+    with RedisBackend.from_url(own_redis.url, on_release_error=note) as backend:
         reporting = with_telemetry(backend, events.append)
         keys = [f"key-{number}" for number in range(600)]
         late = [taken(reporting, key) for key in keys]
-        mortal_redis.kill()
+        own_redis.kill()
         events.clear()
         sent.clear()
         assert release_together(late) == []
@@ -229,7 +229,7 @@ def test_an_unreachable_redis_fails_once_for_all_locks(mortal_redis, sent):
 
 
 def before_the_pipeline(monkeypatch, act):
-    """Something happens to Redis after the first lock was released by itself."""
+    """Call ``act`` after the first lock was released, and before the pipeline is sent."""
     exchange = pipeline._exchange
 
     def act_first(pool, calls):
@@ -247,15 +247,15 @@ def test_a_script_that_is_flushed_in_between_is_sent_again(backend, syncguard_re
     assert backend.count_live_locks() == 0
 
 
-def test_a_redis_killed_in_between_fails_for_the_remaining_locks(mortal_redis, monkeypatch):
+def test_a_redis_killed_in_between_fails_for_the_remaining_locks(own_redis, monkeypatch):
     errors = []
 
     def note(error, context):
         errors.append((error.code, context.key))
 
-    with RedisBackend.from_url(mortal_redis.url, on_release_error=note) as backend:
+    with RedisBackend.from_url(own_redis.url, on_release_error=note) as backend:
         late = [taken(backend, key) for key in "abc"]
-        before_the_pipeline(monkeypatch, mortal_redis.kill)
+        before_the_pipeline(monkeypatch, own_redis.kill)
         assert release_together(late) == []
     assert errors == [("ServiceUnavailable", "b"), ("ServiceUnavailable", "c")]
 
@@ -289,7 +289,7 @@ def test_an_interrupt_is_raised_and_all_locks_are_released(backend, monkeypatch)
 
 
 class Plain:
-    """A backend that offers nothing but what it must."""
+    """A backend with the required parts only."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -312,11 +312,11 @@ def test_a_backend_without_release_many_releases_one_by_one(backend):
     assert backend.count_live_locks() == 0
 
 
-def test_a_backend_without_release_many_fails_once_for_all_locks(mortal_redis, caplog):
-    with RedisBackend.from_url(mortal_redis.url) as backend:
+def test_a_backend_without_release_many_fails_once_for_all_locks(own_redis, caplog):
+    with RedisBackend.from_url(own_redis.url) as backend:
         plain = Plain(backend)
         late = [taken(plain, key) for key in "abc"]
-        mortal_redis.kill()
+        own_redis.kill()
         assert release_together(late) == []
     assert plain.calls == 1
     assert caplog.text.count("Could not release a lock") == 3

@@ -1,4 +1,4 @@
-"""``lock()`` and ``hold()`` on a real Redis, blocking: what a user of them can rely on."""
+"""``lock()`` and ``hold()`` on a real Redis, blocking."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_backend_has_lock_as_a_method_too(backend: RedisBackend) -> None:
 def test_a_lock_decorates_functions(backend: RedisBackend) -> None:
     @lock(backend, "k")
     def work(number: int, *, plus: int) -> int:
-        """Its name and text stay."""
+        """The decorator keeps the name and the docstring."""
         assert backend.is_locked("k")
         return number + plus
 
@@ -104,7 +104,7 @@ def test_a_decorated_function_may_run_in_many_threads(backend: RedisBackend) -> 
     @lock(backend, "k", acquisition=Acquisition(timeout_ms=60_000))
     def work() -> None:
         inside.append(1)
-        assert len(inside) == 1, "two threads are under one lock"
+        assert len(inside) == 1, "two threads hold one lock"
         inside.pop()
 
     threads = [threading.Thread(target=work) for _ in range(8)]
@@ -170,7 +170,7 @@ def test_a_lost_lock_is_reported_when_the_block_ends(backend: RedisBackend) -> N
 
 
 def test_a_lock_lost_with_the_servers_data_is_reported_when_the_block_ends() -> None:
-    """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
+    """The kept connection is closed, so the release is sent again. Its result must not be ok."""
     with RedisServer() as server:
         with backend_on(server.port) as backend, pytest.raises(LockLost):
             with lock(backend, "k", ttl_ms=30_000):
@@ -216,7 +216,7 @@ def test_a_release_whose_reply_was_lost_is_assumed_to_be_done(
         assert not backend.is_locked("k")
 
 
-# -- keeping and handing over -----------------------------------------------------------------
+# -- keep and adopt ---------------------------------------------------------------------------
 
 
 def test_a_kept_lock_stays_after_its_block(backend: RedisBackend) -> None:
@@ -305,20 +305,20 @@ def test_dispose_timeout_ms_limits_the_time_of_the_release(syncguard_redis: Redi
         )
         with backend.acquire("k", ttl_ms=60_000):
             syncguard_redis.pause()
-        # We are out of the block while Redis still hangs.
+        # The block has ended while Redis still hangs.
         assert [error.code for error in told] == ["NetworkTimeout"]
         syncguard_redis.resume()
-        # The release goes on in the background, and frees the lock long before its TTL.
+        # The release continues in the background, and frees the lock long before its TTL.
         while backend.is_locked("k"):
             pass
         backend.close()
 
 
-# -- backends that offer the plain contract only ----------------------------------------------
+# -- backends with the required parts only ----------------------------------------------------
 
 
 class Plain:
-    """A third party's backend: the contract, and nothing for waiting or heartbeats."""
+    """A third-party backend with the required parts: no waiter and no heartbeat channel."""
 
     def __init__(self, backend: RedisBackend) -> None:
         self._backend = backend
@@ -399,7 +399,7 @@ def test_a_lock_granted_later_than_its_ttl_is_released(
         syncguard_redis.pause()
         threading.Timer(1.8, syncguard_redis.resume).start()
         with lock(backend, "k", ttl_ms=1_500) as held:
-            # Granted at the second attempt: of the first, nobody could say how long it lasts.
+            # Granted at the second attempt: the remaining time of the first grant is unknown.
             assert not held.lost
             assert held.fence == "000000000000002"
 

@@ -1,4 +1,4 @@
-"""``syncguard.aio.lock`` and ``hold`` on a real Redis: the twin of ``test_lock``."""
+"""``syncguard.aio.lock`` and ``hold`` on a real Redis: the asyncio version of ``test_lock``."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_lost_lock_is_reported_when_the_block_ends(
 
 
 def test_a_lock_lost_with_the_servers_data_is_reported_when_the_block_ends() -> None:
-    """The connection that was kept is dead, so the release is sent anew; it must not be fooled."""
+    """The kept connection is closed, so the release is sent again. Its result must not be ok."""
 
     async def main() -> None:
         with RedisServer() as server:
@@ -277,7 +277,7 @@ def test_dispose_timeout_ms_limits_the_time_of_the_release(syncguard_redis: Redi
 
 
 class Plain:
-    """A third party's backend: the contract, and nothing for waiting or heartbeats."""
+    """A third-party backend with the required parts: no waiter and no heartbeat channel."""
 
     def __init__(self, backend: AsyncRedisBackend) -> None:
         self._backend = backend
@@ -332,7 +332,7 @@ def test_a_forked_child_does_not_release_the_parents_lock(syncguard_redis: Redis
         pid = os.fork()
         if pid == 0:
             try:
-                # Without a loop's help: it returns before it awaits anything.
+                # Without an event loop: the coroutine returns before it awaits anything.
                 parents.__aexit__(None, None, None).send(None)  # type: ignore[attr-defined]
             except StopIteration:
                 os._exit(0)

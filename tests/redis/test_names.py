@@ -1,4 +1,4 @@
-"""The names of everything in Redis: the specification's where it has one, ours hidden beside."""
+"""The names of all keys in Redis: those of the specification, and our internal ones."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_no_lock_id_collides_with_an_internal_name():
     names = Names("app")
     space = names.of("k").space
     index = names.index(generate_lock_id())
-    # Ours have a second colon where an id has a letter.
+    # Internal names have a second colon where a lock id has a letter.
     for own in (space.live, space.tally, space.waiting_head, space.wake_head, space.queue_head):
         assert own.startswith("app:id::")
     assert not index.startswith("app:id::")

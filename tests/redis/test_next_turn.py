@@ -1,4 +1,4 @@
-"""The queue of a key: who waits, who comes back, and when. On the server's clock; no sleeps."""
+"""The queue of a key: which caller waits, which retries, and when. Uses the server's clock."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LONG_MS = 600_000
 
 @pytest.fixture
 def backend(syncguard_backend):
-    """A backend whose key ``k`` is held, for longer than any test runs."""
+    """A backend whose key ``k`` is held during the whole test."""
     assert syncguard_backend.acquire("k", LONG_MS).ok
     return syncguard_backend
 
 
 @pytest.fixture
-def usually_held(syncguard_redis):
-    """Makes the queue know how long the lock is usually held."""
+def set_mean_hold(syncguard_redis):
+    """Sets the mean hold time in the queue."""
 
-    def usually_held(hold_ms):
+    def set_mean_hold(hold_ms):
         with syncguard_redis.client() as client:
             client.hset(QUEUE, "holdMs", hold_ms)
 
-    return usually_held
+    return set_mean_hold
 
 
 def ask(backend, *, wait=LONG_MS, **options):
@@ -57,12 +57,12 @@ def test_of_many_concurrent_callers_exactly_one_waits(backend):
     assert len({turn.place_ms for turn in turns if turn.ticket is None}) == 39
 
 
-def test_after_a_wait_the_caller_whose_time_it_is_waits_next(backend, usually_held):
-    usually_held(10_000)
+def test_after_a_wait_the_caller_whose_time_it_is_waits_next(backend, set_mean_hold):
+    set_mean_hold(10_000)
     first = ask(backend)
     ask(backend)
     backend.end_wait("k", first.ticket)
-    assert ask(backend).ticket is None, "it came just now, and others are promised their turn"
+    assert ask(backend).ticket is None, "this caller is new, and others have an earlier time"
     assert ask(backend, place_ms=1).ticket is not None
 
 
@@ -82,23 +82,23 @@ def test_a_wait_without_end_wait_ends_after_its_maximum(backend, syncguard_redis
     assert ask(backend, place_ms=1).ticket is not None
 
 
-def test_callers_retry_about_one_hold_after_each_other(backend, usually_held):
-    usually_held(10_000)
+def test_callers_retry_about_one_hold_after_each_other(backend, set_mean_hold):
+    set_mean_hold(10_000)
     ask(backend)
     places = [ask(backend).place_ms for _ in range(4)]
     assert [later - earlier for earlier, later in pairwise(places)] == [9_000] * 3
 
 
-def test_a_caller_that_retries_early_keeps_its_assigned_time(backend, usually_held):
-    usually_held(100_000)
+def test_a_caller_that_retries_early_keeps_its_assigned_time(backend, set_mean_hold):
+    set_mean_hold(100_000)
     ask(backend)
     mine, other = ask(backend), ask(backend)
     assert ask(backend, place_ms=mine.place_ms).place_ms == mine.place_ms
     assert ask(backend).place_ms == other.place_ms + 90_000
 
 
-def test_no_caller_waits_if_the_hold_is_longer_than_its_wait(backend, usually_held):
-    usually_held(100_000)
+def test_no_caller_waits_if_the_hold_is_longer_than_its_wait(backend, set_mean_hold):
+    set_mean_hold(100_000)
     turn = ask(backend, wait=2_000)
     assert turn.ticket is None
     assert turn.delay_ms > 2_000
@@ -108,15 +108,15 @@ def test_a_caller_with_max_wait_zero_never_waits(backend):
     assert ask(backend, wait=0).ticket is None
 
 
-def test_the_delay_is_at_most_max_delay_ms(backend, usually_held):
-    usually_held(100_000)
+def test_the_delay_is_at_most_max_delay_ms(backend, set_mean_hold):
+    set_mean_hold(100_000)
     turn = backend.next_turn("k", max_delay_ms=300)
     assert turn.delay_ms == 300
     assert turn.place_ms > 300
 
 
-def test_a_caller_waits_for_a_lock_that_is_free_now(syncguard_backend, usually_held):
-    usually_held(100_000)
+def test_a_caller_waits_for_a_lock_that_is_free_now(syncguard_backend, set_mean_hold):
+    set_mean_hold(100_000)
     assert ask(syncguard_backend, wait=2_000).ticket is not None
 
 
@@ -129,14 +129,14 @@ def test_the_usual_hold_rises_slowly_and_falls_quickly(backend, syncguard_redis)
     assert known == [200, 350, 350, 250]
 
 
-def test_an_unused_queue_expires(backend, syncguard_redis, usually_held):
-    usually_held(10_000)
+def test_an_unused_queue_expires(backend, syncguard_redis, set_mean_hold):
+    set_mean_hold(10_000)
     ask(backend)
     with syncguard_redis.client() as client:
         assert 0 < client.pttl(QUEUE) <= QUEUE_KEPT_MS
         turn = ask(backend)
         assert turn.ticket is None
-        # As long as the last promise, and then for a while.
+        # The queue is kept until the last assigned time, and QUEUE_KEPT_MS longer.
         assert QUEUE_KEPT_MS < client.pttl(QUEUE) <= QUEUE_KEPT_MS + 20_000
 
 

@@ -1,7 +1,7 @@
-"""Records that should not be there: an index that lies, a lock that ran out and is still stored.
+"""Unusual records: an index of another lock, an expired lock that is still stored.
 
-Redis's own expiry hides most of this; the scripts check all the same, and these tests plant what
-it would take.
+Redis's own expiry prevents most of this. The scripts check it anyway, and these tests store such
+records.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def now_ms(client):
     return seconds * 1000 + microseconds // 1000
 
 
-def plant(client, key="k", lock_id=MINE, *, expired_for_ms=-60_000, indexed=True):
-    """A lock without a TTL in Redis that ran out so long ago, by its record. Its expiry."""
+def store_record(client, key="k", lock_id=MINE, *, expired_for_ms=-60_000, indexed=True):
+    """Store a lock without a TTL whose record expired so long ago. Returns its expiry."""
     expires = now_ms(client) - expired_for_ms
     record = {"lockId": lock_id, "expiresAtMs": expires, "acquiredAtMs": expires - 1_000}
     record |= {"key": key, "fence": "000000000000001"}
@@ -54,7 +54,7 @@ LONG_GONE_MS = TIME_TOLERANCE_MS + 60_000
     ids=["release", "extend", "adopt"],
 )
 def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutate):
-    plant(client, lock_id=THEIRS)
+    store_record(client, lock_id=THEIRS)
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     before = snapshot(client)
     assert mutate(backend) is False
@@ -62,7 +62,7 @@ def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutat
 
 
 def test_lookup_by_an_index_of_another_holders_lock_finds_nothing(client, backend):
-    plant(client, lock_id=THEIRS)
+    store_record(client, lock_id=THEIRS)
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     assert backend.lookup(lock_id=MINE) is None
     assert backend.lookup(lock_id=THEIRS) is not None
@@ -95,8 +95,8 @@ def test_releasing_by_an_index_without_a_lock_removes_the_index(client, backend)
 
 def test_a_record_within_the_tolerance_is_still_held(client, backend):
     in_time = False
-    while not in_time:  # a slow machine may let the tolerance run out: then once more
-        expires = plant(client, expired_for_ms=1)
+    while not in_time:  # repeat if the machine was too slow and the tolerance has ended
+        expires = store_record(client, expired_for_ms=1)
         answers = (
             backend.is_locked("k"),
             backend.acquire("k", 60_000).ok,
@@ -108,7 +108,7 @@ def test_a_record_within_the_tolerance_is_still_held(client, backend):
 
 
 def test_an_expired_record_does_not_block_an_acquire(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     assert not backend.is_locked("k")
     assert backend.lookup(key="k") is None
     assert backend.lookup(lock_id=MINE) is None
@@ -116,7 +116,7 @@ def test_an_expired_record_does_not_block_an_acquire(client, backend):
 
 
 def test_an_expired_record_is_not_extended_even_if_it_is_stored(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     before = snapshot(client)
     result = backend.extend(MINE, 60_000)
     assert (result.ok, result.reason) == (False, "expired")
@@ -124,34 +124,34 @@ def test_an_expired_record_is_not_extended_even_if_it_is_stored(client, backend)
 
 
 def test_extend_does_not_use_the_tolerance(client, backend):
-    """By the server's clock it is over: extend is stricter than looking."""
-    plant(client, expired_for_ms=1)
+    """The lock has expired by the server's clock: extend is stricter than is_locked."""
+    store_record(client, expired_for_ms=1)
     assert not backend.extend(MINE, 60_000).ok
     assert not backend.adopt(MINE, 60_000).ok
 
 
 def test_an_expired_record_is_not_adopted(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     result = backend.adopt(MINE, 60_000)
     assert (result.ok, result.reason) == (False, "expired")
 
 
 def test_the_release_of_an_expired_record_fails_with_the_reason_expired(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     result = backend.release(MINE)
     assert result == ReleaseResult(False)
     assert result.reason == "expired"
 
 
 def test_an_expired_record_is_not_listed(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     assert backend.live_locks() == []
     assert backend.count_live_locks() == 0
 
 
 def test_an_expired_record_does_not_shift_the_pages_of_the_list(client, backend):
     live = backend.acquire("here", 60_000)
-    plant(client, "gone", expired_for_ms=LONG_GONE_MS)
+    store_record(client, "gone", expired_for_ms=LONG_GONE_MS)
     assert [info.fence for info in backend.live_locks(limit=1)] == [live.fence]
     assert client.zrange("syncguard:id::live", 0, -1) == ["syncguard:here"]
 
@@ -160,14 +160,14 @@ def test_an_expired_record_does_not_shift_the_pages_of_the_list(client, backend)
 
 
 def test_without_cleanup_is_locked_deletes_nothing(client, backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     before = snapshot(client)
     assert backend.is_locked("k") is False
     assert snapshot(client) == before
 
 
 def test_cleanup_deletes_the_record_and_its_index_and_never_the_counter(client, make_backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     assert make_backend(cleanup_in_is_locked=True).is_locked("k") is False
     assert sorted(client.scan_iter()) == ["syncguard:fence:syncguard:k"]
     assert client.ttl("syncguard:fence:syncguard:k") == -1
@@ -176,9 +176,9 @@ def test_cleanup_deletes_the_record_and_its_index_and_never_the_counter(client, 
 def test_cleanup_deletes_nothing_before_the_guard_time(client, make_backend):
     backend = make_backend(cleanup_in_is_locked=True)
     in_time = False
-    while not in_time:  # a slow machine may let the guard run out: then once more
-        # Expired, tolerance and all, but an extend that is under way could still arrive.
-        expires = plant(client, expired_for_ms=TIME_TOLERANCE_MS)
+    while not in_time:  # repeat if the machine was too slow and the guard time has ended
+        # Expired, including the tolerance, but an extend that was sent could still arrive.
+        expires = store_record(client, expired_for_ms=TIME_TOLERANCE_MS)
         before = snapshot(client)
         assert backend.is_locked("k") is False
         in_time = now_ms(client) - expires <= CLEANUP_GUARD_MS
@@ -194,14 +194,14 @@ def test_cleanup_does_not_delete_a_live_lock(client, make_backend):
 
 
 def test_cleanup_does_not_delete_an_index_of_another_lock(client, make_backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     client.set(f"syncguard:id:{MINE}", "syncguard:another")
     make_backend(cleanup_in_is_locked=True).is_locked("k")
     assert client.get(f"syncguard:id:{MINE}") == "syncguard:another"
 
 
 def test_fences_grow_after_a_cleanup(client, make_backend):
-    plant(client, expired_for_ms=LONG_GONE_MS)
+    store_record(client, expired_for_ms=LONG_GONE_MS)
     backend = make_backend(cleanup_in_is_locked=True)
     backend.is_locked("k")
     assert backend.acquire("k", 60_000).fence == "000000000000002"

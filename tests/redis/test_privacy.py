@@ -1,4 +1,4 @@
-"""Nothing that is printed, raised or logged shows a key, a lock id or a password."""
+"""No repr, error or log line contains a key, a lock id or a password."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PASSWORD = "hunter2hunter2"
 
 
 def shows(value, *secrets):
-    """Every way in which a value is commonly printed, searched for the secrets."""
+    """Whether a secret is in one of the common text forms of the value."""
     texts = [repr(value), str(value), f"{value}", f"{value!a}", f"{[value]}"]
     if isinstance(value, BaseException):
         texts += traceback.format_exception(value)
@@ -63,7 +63,7 @@ def test_results_show_neither_key_nor_lock_id(backend, lock_of):
         assert shows(result, KEY, lock_of.lock_id, adopted.lock_id) == []
 
 
-def test_the_repr_of_a_lock_shows_its_fence_and_expiry(backend, lock_of):
+def test_the_repr_of_a_lock_shows_fence_hash_and_holder(backend, lock_of):
     assert lock_of.fence in repr(lock_of)
     info = backend.lookup(key=KEY)
     assert hash_key(KEY) in repr(info)
@@ -118,7 +118,7 @@ def test_backends_do_not_show_the_password():
 def dead_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        yield probe.getsockname()[1]  # bound, and nobody listens
+        yield probe.getsockname()[1]  # bound, but no process listens
 
 
 def caught(operation):

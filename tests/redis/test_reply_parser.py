@@ -1,4 +1,4 @@
-"""Replies out of a stream of bytes: whole, in pieces, many at once."""
+"""Parses replies from bytes: complete, in pieces, several at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_an_error_reply_is_returned_and_not_raised() -> None:
 
 
 def test_an_error_has_the_same_text_as_in_redis_py() -> None:
-    """So that what it means is found in one way."""
+    """So that ``error_code`` can read both."""
     (error,) = ReplyParser().feed(b"-ERR Error running script (f_0): @user_script:9: READONLY\r\n")
     assert str(error).startswith("Error running script")
 

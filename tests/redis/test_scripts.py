@@ -1,4 +1,4 @@
-"""Scripts in the server: sent by their name, and brought back when the server forgot them."""
+"""Scripts in the server: called by their SHA, and loaded again when the server lost them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_operation_is_one_round_trip(syncguard_redis, backend):
 
 
 def test_a_mutation_that_finds_no_lock_sends_no_further_request(syncguard_redis, backend):
-    """The reason that telemetry shows comes with the answer, or not at all."""
+    """The reason that telemetry shows is part of the reply."""
     lock = backend.acquire("k", 60_000)
     backend.release(lock.lock_id)
     backend.extend(lock.lock_id)
@@ -124,7 +124,7 @@ def test_a_client_without_retries_gets_no_error_after_a_restart(syncguard_redis,
 
 
 class OnlyEval:
-    """What users' tests often have for Redis: one method."""
+    """A mock of Redis with one method, as users' tests often have."""
 
     def __init__(self, client):
         self.eval = client.eval
@@ -153,8 +153,8 @@ def test_a_mock_that_has_only_eval_is_enough(syncguard_redis, kind):
     assert calls(syncguard_redis, before, "eval") > 0
 
 
-class Forgetful(OnlyEval):
-    """A client of commands, such as a cluster's, on a server that knows no script."""
+class WithoutScripts(OnlyEval):
+    """A client with evalsha, such as a cluster's, on a server that has no script."""
 
     def __init__(self, client):
         super().__init__(client)
@@ -167,7 +167,7 @@ class Forgetful(OnlyEval):
 
 def test_the_command_runner_falls_back_to_the_text_of_a_script(syncguard_redis):
     with syncguard_redis.client() as client:
-        forgetful = Forgetful(client)
+        forgetful = WithoutScripts(client)
         use(RedisBackend(forgetful))
     assert forgetful.asked > 0
 

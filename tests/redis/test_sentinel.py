@@ -1,4 +1,4 @@
-"""Redis behind Sentinel: a backend follows the master, and its locks outlive a failover."""
+"""Redis with Sentinel: a backend connects to the new master, which still has the locks."""
 
 from __future__ import annotations
 

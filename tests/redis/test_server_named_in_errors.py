@@ -1,4 +1,4 @@
-"""What an error says of the server: host, port and database, and never a credential."""
+"""An error names the server by host, port and database, and never contains a credential."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time is the server's: a client whose clock is wrong gets and gives the right answers."""
+"""All times come from the server: a client with a wrong clock gets correct results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TTL below one second is likely meant in seconds: a warning says so, once a call site."""
+"""A TTL below one second was probably meant in seconds: each call site gives one warning."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from syncguard.testing import RedisServer
 
 
 @pytest.fixture
-def told() -> Iterator[list[warnings.WarningMessage]]:
-    """The warnings of this test, as a program sees them that changed no filter."""
+def caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings of this test, with Python's default filters."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         yield caught
@@ -33,9 +33,9 @@ def enter(backend: RedisBackend, ttl_ms: int) -> None:
         pass
 
 
-def test_a_ttl_below_one_second_gives_a_warning(syncguard_backend, told):
+def test_a_ttl_below_one_second_gives_a_warning(syncguard_backend, caught_warnings):
     enter(syncguard_backend, 30)
-    (warning,) = told
+    (warning,) = caught_warnings
     assert warning.category is ShortTTLWarning
     assert str(warning.message) == (
         "ttl_ms=30 is 30 milliseconds, not seconds: the lock expires after 0.03 s."
@@ -43,44 +43,44 @@ def test_a_ttl_below_one_second_gives_a_warning(syncguard_backend, told):
     )
 
 
-def test_the_warning_names_the_line_that_uses_the_lock(syncguard_backend, told):
+def test_the_warning_names_the_line_that_uses_the_lock(syncguard_backend, caught_warnings):
     enter(syncguard_backend, 30)
-    (warning,) = told
+    (warning,) = caught_warnings
     assert warning.filename == __file__
     assert warning.lineno == enter.__code__.co_firstlineno + 1
 
 
-def test_each_call_site_gives_one_warning(syncguard_backend, told):
+def test_each_call_site_gives_one_warning(syncguard_backend, caught_warnings):
     for _ in range(3):
         enter(syncguard_backend, 999)
     for _ in range(3):
         with contextlib.ExitStack() as stack:
             stack.enter_context(lock(syncguard_backend, "k", 999))
-    assert len(told) == 2
-    assert {warning.filename for warning in told} == {__file__}
+    assert len(caught_warnings) == 2
+    assert {warning.filename for warning in caught_warnings} == {__file__}
 
 
-def test_one_second_or_more_gives_no_warning(syncguard_backend, told):
+def test_one_second_or_more_gives_no_warning(syncguard_backend, caught_warnings):
     enter(syncguard_backend, 1_000)
     assert syncguard_backend.acquire("k", 1_000)
-    assert told == []
+    assert caught_warnings == []
 
 
-def test_acquire_warns_too(syncguard_backend, told):
+def test_acquire_warns_too(syncguard_backend, caught_warnings):
     assert syncguard_backend.acquire("k", 500)
     assert syncguard.with_telemetry(syncguard_backend, on_event=print).acquire("other", 500)
-    assert [warning.filename for warning in told] == [__file__, __file__]
+    assert [warning.filename for warning in caught_warnings] == [__file__, __file__]
 
 
-def test_entering_a_held_lock_again_gives_no_second_warning(syncguard_backend, told):
+def test_hold_gives_no_warning_for_an_acquired_lock(syncguard_backend, caught_warnings):
     acquired = syncguard_backend.acquire("k", 500)
-    told.clear()
+    caught_warnings.clear()
     with syncguard.hold(syncguard_backend, acquired):
         pass
-    assert told == []
+    assert caught_warnings == []
 
 
-def test_asyncio_warns_too(syncguard_redis: RedisServer, told):
+def test_asyncio_warns_too(syncguard_redis: RedisServer, caught_warnings):
     async def main() -> None:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             async with aio.lock(backend, "k", 500):
@@ -88,8 +88,8 @@ def test_asyncio_warns_too(syncguard_redis: RedisServer, told):
             assert await backend.acquire("k", 500)
 
     asyncio.run(main())
-    assert [warning.filename for warning in told] == [__file__, __file__]
-    assert all(warning.category is aio.ShortTTLWarning for warning in told)
+    assert [warning.filename for warning in caught_warnings] == [__file__, __file__]
+    assert all(warning.category is aio.ShortTTLWarning for warning in caught_warnings)
 
 
 SOURCE = """
@@ -105,24 +105,26 @@ def collect():
 """
 
 
-def test_importing_a_module_gives_no_warning(syncguard_backend, told):
+def test_importing_a_module_gives_no_warning(syncguard_backend, caught_warnings):
     module = ModuleType("of_a_user")
     module.__dict__.update(backend=syncguard_backend, __file__="of_a_user.py")
     exec(compile(SOURCE, "of_a_user.py", "exec"), module.__dict__)  # noqa: S102
-    assert told == []
+    assert caught_warnings == []
     for function in (module.settle, module.collect, module.settle):
         function()
     # The line of the function: all functions of a framework are called from the same line.
-    assert [(warning.filename, warning.lineno) for warning in told] == [
+    assert [(warning.filename, warning.lineno) for warning in caught_warnings] == [
         ("of_a_user.py", 4),
         ("of_a_user.py", 8),
     ]
 
 
-def test_the_warning_of_a_decorated_callable_without_code_names_its_caller(syncguard_backend, told):
-    with contextlib.suppress(LockLost):  # of a machine that was busy for 30 ms
+def test_the_warning_of_a_decorated_callable_without_code_names_its_caller(
+    syncguard_backend, caught_warnings
+):
+    with contextlib.suppress(LockLost):  # if the machine was busy for 30 ms
         lock(syncguard_backend, "k", 30)(partial(int, "1"))()
-    (warning,) = told
+    (warning,) = caught_warnings
     assert warning.filename == __file__
 
 
@@ -137,7 +139,7 @@ def test_if_warnings_are_errors_nothing_is_sent(syncguard_redis, syncguard_backe
 
 
 def test_the_pytest_plugin_silences_the_warning(run_pytest):
-    """Tests use short TTLs on purpose. The option -W asks for the warning."""
+    """Tests use short TTLs on purpose. The option -W enables the warning."""
     quiet = run_pytest()
     assert " 1 passed" in quiet, quiet
     loud = run_pytest("-W", "error::syncguard.ShortTTLWarning")

@@ -1,4 +1,4 @@
-"""A reply from a Redis that is near is looked for; for one that is far we sleep."""
+"""After a quick reply the next request polls in a loop for its reply; otherwise it sleeps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from syncguard.testing import RedisServer
 
 
 class Clock:
-    """Time that passes only when somebody looks or reads."""
+    """A clock that moves only when the test polls or reads."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -43,63 +43,63 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-class Line:
-    """A connection whose reply is there after so many looks, or after a long sleep."""
+class FakeConnection:
+    """A connection whose reply arrives after so many polls, or after a sleep."""
 
-    def __init__(self, clock: Clock, *, after_looks: int, sleep_s: float) -> None:
+    def __init__(self, clock: Clock, *, after_polls: int, sleep_s: float) -> None:
         self._clock = clock
-        self._after = after_looks
+        self._after = after_polls
         self._sleep_s = sleep_s
-        self.looks = 0
+        self.polls = 0
 
-    def look(self, timeout: int) -> list[object]:
+    def poll(self, timeout: int) -> list[object]:
         assert timeout == 0
-        self.looks += 1
+        self.polls += 1
         self._clock.now += MAX_SPIN_S / 10
-        return ["news"] if self.looks > self._after else []
+        return ["data"] if self.polls > self._after else []
 
     def read(self) -> None:
         self._clock.now += self._sleep_s
 
 
-def near(clock: Clock) -> Line:
-    return Line(clock, after_looks=3, sleep_s=MAX_SPIN_S / 100)
+def quick(clock: Clock) -> FakeConnection:
+    return FakeConnection(clock, after_polls=3, sleep_s=MAX_SPIN_S / 100)
 
 
-def far(clock: Clock) -> Line:
-    return Line(clock, after_looks=1000, sleep_s=MAX_SPIN_S * 4)
+def slow(clock: Clock) -> FakeConnection:
+    return FakeConnection(clock, after_polls=1000, sleep_s=MAX_SPIN_S * 4)
 
 
-def ask(replies: ReplySpin, line: Line) -> int:
-    """How often it looked before it read."""
-    sent_at = replies.spin(line.look)
-    line.read()
+def polls_of(replies: ReplySpin, connection: FakeConnection) -> int:
+    """Send one request and read its reply. Returns the number of polls before the read."""
+    sent_at = replies.spin(connection.poll)
+    connection.read()
     replies.record_reply(sent_at)
-    return line.looks
+    return connection.polls
 
 
 def test_the_first_request_does_not_spin(clock: Clock) -> None:
-    assert ask(ReplySpin(), near(clock)) == 0
+    assert polls_of(ReplySpin(), quick(clock)) == 0
 
 
 def test_after_a_quick_reply_the_next_request_spins_until_its_reply(clock: Clock) -> None:
     replies = ReplySpin()
-    ask(replies, near(clock))
-    assert ask(replies, near(clock)) == 4
+    polls_of(replies, quick(clock))
+    assert polls_of(replies, quick(clock)) == 4
 
 
 def test_spinning_ends_after_its_maximum_time(clock: Clock) -> None:
     replies = ReplySpin()
-    ask(replies, near(clock))
-    assert 5 < ask(replies, far(clock)) < 15
-    assert ask(replies, far(clock)) == 0, "one slow reply is enough to sleep at once"
+    polls_of(replies, quick(clock))
+    assert 5 < polls_of(replies, slow(clock)) < 15
+    assert polls_of(replies, slow(clock)) == 0, "one slow reply is enough to sleep at once"
 
 
 def test_spinning_starts_again_after_a_quick_reply(clock: Clock) -> None:
     replies = ReplySpin()
-    ask(replies, far(clock))
-    assert ask(replies, near(clock)) == 0
-    assert ask(replies, near(clock)) > 0
+    polls_of(replies, slow(clock))
+    assert polls_of(replies, quick(clock)) == 0
+    assert polls_of(replies, quick(clock)) > 0
 
 
 def test_no_request_spins_without_sched_yield(
@@ -107,8 +107,8 @@ def test_no_request_spins_without_sched_yield(
 ) -> None:
     monkeypatch.setattr(socket_polling, "_yield_cpu", None)
     replies = ReplySpin()
-    ask(replies, near(clock))
-    assert ask(replies, near(clock)) == 0
+    polls_of(replies, quick(clock))
+    assert polls_of(replies, quick(clock)) == 0
 
 
 def test_no_request_spins_under_gevent() -> None:
@@ -116,10 +116,10 @@ def test_no_request_spins_under_gevent() -> None:
 from gevent import monkey
 monkey.patch_all()
 from syncguard.redis._transport.socket_polling import ReplySpin
-replies, looks = ReplySpin(), []
+replies, polls = ReplySpin(), []
 for _ in range(3):
-    replies.record_reply(replies.spin(looks.append))
-assert replies._last_reply_was_quick and not looks
+    replies.record_reply(replies.spin(polls.append))
+assert replies._last_reply_was_quick and not polls
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
 
@@ -131,14 +131,14 @@ def test_poll_detects_data_and_a_closed_connection(
     if not has_poll:  # as on Windows
         monkeypatch.delattr(select, "poll")
     ours, theirs = pair
-    look = poll_of(ours)
-    assert not look(0)
+    poll = poll_of(ours)
+    assert not poll(0)
     theirs.send(b"+OK\r\n")
-    assert look(0)
+    assert poll(0)
     ours.recv(64)
-    assert not look(0)
+    assert not poll(0)
     theirs.close()
-    assert look(0), "a closed connection has something to say"
+    assert poll(0), "a closed connection is readable"
 
 
 def test_a_kept_connection_that_was_closed_is_replaced(syncguard_redis: RedisServer) -> None:
@@ -188,12 +188,12 @@ def test_only_the_thread_with_the_kept_connection_spins(
     together = threading.Barrier(2)
     original = ReplySpin.spin
 
-    def spin(self: ReplySpin, look: Poll) -> float:
+    def spin(self: ReplySpin, poll: Poll) -> float:
         spinning.append(threading.current_thread().name)
         if len(spinning) == 1:
             together.wait(10)  # the kept connection is in use; let the other one call
             together.wait(10)
-        return original(self, look)
+        return original(self, poll)
 
     with syncguard_redis.client() as client, RedisBackend(client) as backend:
         backend.is_locked("k")

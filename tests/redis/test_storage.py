@@ -1,4 +1,4 @@
-"""What is in Redis while a lock is held: the specification's bytes, and ours beside them."""
+"""What is in Redis while a lock is held: the keys of the specification, and our internal ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_record_and_index_have_the_same_ttl(client, backend, change):
     if change:
         getattr(backend, change)(lock.lock_id, 45_000)
     lock_id = get_by_key_raw(backend, "k").lock_id
-    # Asked until no millisecond has passed in between: before Redis 7.2 time goes on in a script.
+    # Repeat until both are read in one millisecond: before Redis 7.2 time moves within a script.
     ask = client.register_script("""
         local record, index, again
         repeat
@@ -87,7 +87,7 @@ def test_the_ttl_in_redis_ends_at_the_expiry_in_the_record(client, lock):
     ask = client.register_script("return {redis.call('PTTL', KEYS[1]), redis.call('TIME')}")
     ttl, (seconds, microseconds) = ask(keys=["syncguard:invoice:42"])
     now_ms = int(seconds) * 1000 + int(microseconds) // 1000
-    # Redis keeps the start of the script as its time, and TIME tells the present.
+    # Redis computes the TTL from the start of the script, but TIME returns the current time.
     assert abs(now_ms + ttl - lock.expires_at_ms) <= 1_000
 
 
@@ -194,7 +194,7 @@ def test_fences_of_a_hashed_name_grow(make_backend, long_prefix):
 
 
 def test_a_lock_of_a_client_in_another_language_excludes_us(client, backend):
-    """The bytes are those of the TypeScript client: no label, no list of ours."""
+    """The bytes are those of the TypeScript client: no label, and no entry in our list."""
     now_ms = backend.acquire("clock", 60_000).expires_at_ms - 60_000
     lock_id = "T" * 22
     record = {
@@ -215,7 +215,7 @@ def test_a_lock_of_a_client_in_another_language_excludes_us(client, backend):
 
 
 def test_a_lock_released_by_a_client_in_another_language_is_not_listed(client, backend):
-    """It knows nothing of our list, and leaves its entry behind."""
+    """That client does not know our list, and does not remove the entry."""
     gone, here = backend.acquire("gone", 30_000), backend.acquire("here", 60_000)
     client.delete("syncguard:gone", f"syncguard:id:{gone.lock_id}")
     assert backend.live_locks(limit=1) == [backend.lookup(lock_id=here.lock_id)]

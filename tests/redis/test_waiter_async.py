@@ -1,7 +1,7 @@
-"""Waiting for a lock in asyncio: woken by its release and its expiry, never longer than promised.
+"""Waiting for a lock in asyncio: a release or the expiry ends the wait, and it has a time limit.
 
-The complaints about other libraries, each one a test: a waiter that sleeps through the holder's
-expiry, one that blocks for ever, one that a short socket time-out breaks.
+Each known problem of other libraries has a test: a waiter that still sleeps after the lock expired,
+one that blocks without limit, one that fails with a short socket timeout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 MINUTES_MS = 10 * 60_000
 PATIENT = Acquisition(retry_delay_ms=MINUTES_MS, jitter="none", timeout_ms=MINUTES_MS)
-"""Between two attempts of its own lie minutes: what comes sooner was woken."""
+"""Minutes between two attempts, so an earlier attempt was caused by a wake-up."""
 
 
 @pytest.fixture
 def take(syncguard_redis):
-    """Takes the lock and lets it go; gives its fence."""
+    """Acquires and releases the lock; returns its fence."""
 
     async def run(key, client, options):
         async with (
@@ -42,7 +42,7 @@ def holder(syncguard_redis):
 
 
 def in_background(function):
-    """The function's outcome, when asked for."""
+    """Run the function in a thread. Returns a function that waits for its result."""
     outcome = []
 
     def run():
@@ -56,7 +56,7 @@ def in_background(function):
 
     def result():
         thread.join(60)
-        assert outcome, "the waiter still waits"
+        assert outcome, "the waiter is still waiting"
         return outcome[0]
 
     return result
@@ -65,7 +65,7 @@ def in_background(function):
 def until_somebody_waits(client, key):
     deadline = time.monotonic() + 30
     while not client.exists(f"syncguard:id::waiting:syncguard:{key}"):
-        assert time.monotonic() < deadline, "nobody waits"
+        assert time.monotonic() < deadline, "no caller waits"
         time.sleep(0.002)
 
 
@@ -99,7 +99,7 @@ def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, hold
             await until(lambda: client.info("clients")["blocked_clients"] == 1)
             held.release()
             assert await waiting is True
-            # It has the wake-up in its hands, and goes without trying.
+            # It has received the wake-up, and stops without an attempt.
             await waiter.close()
             await until(lambda: client.llen("syncguard:id::wake:syncguard:k") == 1)
 
@@ -117,7 +117,7 @@ def test_a_wait_works_with_a_shorter_socket_timeout(holder, take):
 
 
 def test_a_lock_without_ttl_and_wake_up_is_retried_with_backoff(client, take):
-    """Planted, as if by a client in another language that forgot the TTL."""
+    """As if a client in another language had stored the lock without a TTL."""
     record = {"lockId": "T" * 22, "expiresAtMs": 10**14, "acquiredAtMs": 0, "key": "k"}
     client.set("syncguard:k", json.dumps(record | {"fence": "000000000000001"}))
     policy = Acquisition(retry_delay_ms=5, max_retries=3)

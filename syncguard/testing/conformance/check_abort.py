@@ -1,4 +1,4 @@
-"""Signals: an operation whose signal is set does nothing, and says ``Aborted``."""
+"""Signals: an operation whose signal is set does nothing, and raises ``Aborted``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acquire: one attempt, one winner, and a loser that is told so by a value."""
+"""Acquire: one attempt; one caller gets the lock, and all others get a ``Contended`` value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adopt: the same lock and fence in other hands, under a fresh lock id."""
+"""Adopt: another caller takes over the lock, with the same fence and a new lock id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extend: a new TTL from now, for the holder only, and never for a lock that ran out."""
+"""Extend: a new TTL from now, only for the holder, and never for an expired lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ExtendConformance(ConformanceFixtures):
         lock = acquired(backend, "k", LONG_MS)
         shorter = backend.extend(lock.lock_id, 10_000)
         assert shorter.expires_at_ms is not None
-        # Were it added, the expiry would move back; replaced, it comes nearer.
+        # If the TTL were added, the expiry would be later; a replaced TTL makes it earlier.
         assert shorter.expires_at_ms < lock.expires_at_ms
 
     def test_a_longer_ttl_makes_the_expiry_later(self, backend: LockBackend) -> None:

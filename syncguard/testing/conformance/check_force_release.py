@@ -1,4 +1,4 @@
-"""Force-release, a part of the listing: an administrator frees the very holder that was seen."""
+"""Force-release, a part of the listing: an administrator releases exactly the holder they saw."""
 
 from __future__ import annotations
 

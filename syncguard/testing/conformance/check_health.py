@@ -1,4 +1,4 @@
-"""Health, an optional part: the state of the store, for people and for programs."""
+"""Health, an optional part: the state of the store, as text and as JSON."""
 
 from __future__ import annotations
 

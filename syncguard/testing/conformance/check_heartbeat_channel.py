@@ -1,4 +1,4 @@
-"""The heartbeat's channel, an optional part: many locks are extended at once, without blocking."""
+"""The heartbeat's channel, an optional part: extends many locks at once, without blocking."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class ExtendChannelConformance(ConformanceFixtures):
 def _extended(
     channel: ExtendChannel, extensions: Sequence[Extension], *, close: bool = True
 ) -> list[ExtendResult | LockError]:
-    """Send, and wait as the heartbeat does: on the channel's file, never inside of the channel."""
+    """Send, and wait as the heartbeat does: with select on the channel's file descriptor."""
     answers: list[ExtendResult | LockError] = []
     channel.send(extensions)
     while len(answers) < len(extensions):

@@ -1,4 +1,4 @@
-"""Bad input: ``InvalidArgument``, by every operation that takes it, and nothing changes."""
+"""Bad input: every operation that takes it raises ``InvalidArgument``, and nothing changes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ TAKES_COUNT: Final[dict[str, Operation]] = {
 
 
 def refused(backend: object, operations: dict[str, Operation], value: object) -> None:
-    """Every operation refuses the value, and says the code that it should."""
+    """Check that every operation refuses the value with ``InvalidArgument``."""
     for name, operation in operations.items():
         with pytest.raises(LockError) as caught:
             operation(backend, value)

@@ -1,4 +1,4 @@
-"""Keys at their limits: long ones, Unicode ones, and those that only look different."""
+"""Keys at their limits: long keys, Unicode keys, and different forms of the same key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking: is_locked, lookup by key and by lock id, and the helpers around them. Reads only."""
+"""is_locked, lookup by key and by lock id, and their helpers. All of them only read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LookupConformance(ConformanceFixtures):
         assert backend.acquire("k", LONG_MS).ok
 
     def test_reading_does_not_extend_a_lock(self, backend: LockBackend) -> None:
-        # The helper looks all the time until the lock is gone.
+        # The helper calls is_locked until the lock has expired.
         expired(backend, "k")
 
     def test_lookup_by_key_and_by_lock_id_return_the_same(self, backend: LockBackend) -> None:

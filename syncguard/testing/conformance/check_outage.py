@@ -1,4 +1,4 @@
-"""When the store is gone: faults are raised as LockError, but never by leaving a block.
+"""When the store is unreachable: operations raise LockError, but leaving a block never does.
 
 These tests need the fixture ``outage``.
 """
@@ -79,11 +79,11 @@ class FailureConformance(ConformanceFixtures):
     def test_leaving_a_block_never_raises_and_calls_the_callback(
         self, make_backend: MakeBackend, outage: Outage
     ) -> None:
-        told: list[tuple[LockError, ReleaseErrorContext]] = []
-        backend = make_backend(on_release_error=lambda *error: told.append(error))
+        reported: list[tuple[LockError, ReleaseErrorContext]] = []
+        backend = make_backend(on_release_error=lambda *error: reported.append(error))
         with acquired(backend, "held") as lock:
             outage()
-        [(error, context)] = told
+        [(error, context)] = reported
         assert error.code in ("ServiceUnavailable", "NetworkTimeout")
         assert (context.key, context.lock_id, context.source) == ("held", lock.lock_id, "handle")
 

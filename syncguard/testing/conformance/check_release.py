@@ -1,4 +1,4 @@
-"""Release: at most once, and never somebody else's lock."""
+"""Release: at most once, and never the lock of another holder."""
 
 from __future__ import annotations
 

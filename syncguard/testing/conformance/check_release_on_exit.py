@@ -1,4 +1,4 @@
-"""Leaving ``with backend.acquire(...)``: releases, repeatedly without harm, and never raises."""
+"""Leaving ``with backend.acquire(...)`` releases, never raises, and may be repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting, an optional part: a waiter tries, waits, is woken by a release, and leaves."""
+"""Waiting, an optional part: a waiter tries, waits, is woken by a release, and is closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncguard.testing.conformance.fixtures import (
 )
 
 WAIT_MS = 20_000
-"""How long a waiter is ready to wait. A test that waits that long has failed."""
+"""The longest wait of a waiter. A test that waits so long has failed."""
 
 
 class WaitingConformance(ConformanceFixtures):
