@@ -251,7 +251,7 @@ class Calls:
     def lookup(self, key: str | None, lock_id: str | None) -> Call[LockInfoDebug | None]:
         """The raw record. Only the raw helpers may return it unchanged."""
         if (key is None) == (lock_id is None):
-            raise invalid_argument("lookup takes either key or lock_id, not both")
+            raise invalid_argument("lookup takes either key or lock_id, and not both")
         if key is not None:
             names = self._names_of(key)
             return Call(scripts.LOOKUP_BY_KEY, (names.lock,), (), self._reader.lookup, names.key)
