@@ -95,7 +95,10 @@ def test_a_lock_decorates_functions(backend: RedisBackend) -> None:
     assert work(1, plus=2) == 3
     assert work(3, plus=4) == 7, "a decorated function can be called again"
     assert not backend.is_locked("k")
-    assert (work.__name__, work.__doc__) == ("work", "Its name and text stay.")
+    assert (work.__name__, work.__doc__) == (
+        "work",
+        "The decorator keeps the name and the docstring.",
+    )
 
 
 def test_a_decorated_function_may_run_in_many_threads(backend: RedisBackend) -> None:

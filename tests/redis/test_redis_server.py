@@ -216,7 +216,7 @@ def test_restart_of_a_running_server_is_graceful():
         with server.client(decode_responses=True) as client:
             client.set("k", "saved at shutdown")
             server.restart()
-            assert client.get("k") == "saved on the way out"
+            assert client.get("k") == "saved at shutdown"
 
 
 def test_restart_works_on_a_paused_server(server, client):
