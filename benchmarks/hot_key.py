@@ -41,7 +41,7 @@ PATIENCE = 6
 
 URL = os.environ.get("BENCHMARK_REDIS", "redis://localhost:1/0")
 RESULTS_DB, NOTES_DB = 1, 2
-OURS = re.compile(r"found its lock held|holds its lock|waits for its lock")
+OURS = re.compile(r"found its lock held|acquired its lock")
 
 app = Celery("hot_key", broker=URL, backend=f"{URL[:-1]}{RESULTS_DB}")
 app.conf.update(syncguard_backend=URL, broker_connection_retry_on_startup=True)

@@ -1,6 +1,6 @@
-"""How a call comes to its lock: adopt, acquire, wait, or do what the contention policy says.
+"""How a call gets its lock: adopt, acquire, wait, or apply the contention policy.
 
-One round trip where nobody is in the way. Everything else begins with a look at who is.
+A free lock costs one round trip. If the lock is held, the call first looks up the holder.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ from syncguard_celery.options import (
     Policy,
     UnavailablePolicy,
 )
-from syncguard_celery.outage import is_doubtful_attempt, outlast_doubtful_attempt
-from syncguard_celery.propagation import remember
-from syncguard_celery.redelivery import come_back, is_copy, is_own_delivery, look_first
+from syncguard_celery.outage import is_unanswered_attempt, republish_after_unanswered
+from syncguard_celery.propagation import record_fence
+from syncguard_celery.redelivery import (
+    check_earlier_delivery,
+    is_copy,
+    is_own_delivery,
+    republish_copy,
+)
 from syncguard_celery.signals import (
     listening,
     logger,
@@ -50,23 +55,25 @@ from syncguard_celery.signals import (
 )
 from syncguard_celery.task_call import Call
 
-_NESTED = "this code holds this lock already: reentrant=True, the default, enters it again"
+_ALREADY_HELD = (
+    "this code already holds this lock; with reentrant=True, the default, it can enter it again"
+)
 _PREDECESSOR_WAIT_MS = 5_000
-"""How long to wait for one's own predecessor before looking again whether it is still there."""
+"""How long to wait for the previous run of this task before looking up the holder again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """The task is not to run; this is its result."""
+    """The task does not run; this is its result."""
 
     result: object
 
 
 class OnLostLock:
-    """What happens when the lock is lost: told by the heartbeat, on a thread of its own.
+    """Called when the lock is lost, by the heartbeat, on a separate thread.
 
-    It knows nothing of the ``Acquiring`` that made it: the two would be a cycle, which only the
-    garbage collector frees.
+    It has no reference to the ``Acquiring`` that made it: the two would be a reference cycle,
+    which only the garbage collector frees.
     """
 
     def __init__(self, call: Call, options: LockOptions, backend: LockBackend, key: str) -> None:
@@ -95,7 +102,7 @@ class OnLostLock:
 
 
 class Acquiring:
-    """One call on its way to its lock."""
+    """One call that is acquiring its lock."""
 
     def __init__(
         self,
@@ -112,12 +119,12 @@ class Acquiring:
         self._is_copy = is_copy(call)
         self.backend: LockBackend = backend_of(options, call.app)
         self.lock_id: str | None = None
-        """Of the lock that was acquired: to release it even if nothing else comes of this."""
+        """The id of the acquired lock: needed to release it if anything fails after this point."""
         self.block: Lock | None = None
         self._was_contended = attempts_of(call.request) > 0
 
     def enter(self) -> Holding | Skipped | None:
-        """The lock; or the result of not having it; or None: run without one of one's own."""
+        """The lock; or ``Skipped``; or None: run without acquiring a lock."""
         acquired = self._adopt()
         if acquired is not None:
             self.lock_id = acquired.lock_id
@@ -126,7 +133,7 @@ class Acquiring:
         if key is None or self._is_held_already(key):
             return None
         if self._is_copy:
-            look_first(self._call, self._options, self.backend, key)
+            check_earlier_delivery(self._call, self._options, self.backend, key)
         answer = self.backend.acquire(key, self._options.ttl_ms, holder=self._label)
         if answer.ok:
             self.lock_id = answer.lock_id
@@ -134,7 +141,7 @@ class Acquiring:
         return self._contend(key)
 
     def unavailable_policy(self) -> UnavailablePolicy:
-        """What to do about an outage, which a callable chooses by the task's arguments."""
+        """What to do in an outage. A callable chooses it from the task's arguments."""
         policy = self._options.on_unavailable
         if not callable(policy):
             return policy
@@ -142,25 +149,25 @@ class Acquiring:
         for known in UNAVAILABLE_POLICIES:
             if chosen == known:
                 return known
-        raise invalid_argument(f"on_unavailable must choose one of {UNAVAILABLE_POLICIES}")
+        raise invalid_argument(f"on_unavailable must return one of {UNAVAILABLE_POLICIES}")
 
     @property
     def _label(self) -> str:
         call = self._call
         request = call.request
-        # A duplicate is answered with the result of the task in the label, so there must be one.
+        # A duplicate gets the result of the task in the label, so that result must be stored.
         is_kept = request is None or not request.is_eager or call.app.conf.task_store_eager_result
-        return holder_label(call.name, call.task_id if is_kept else None, again=self._is_copy)
+        return holder_label(call.name, call.task_id if is_kept else None, redelivered=self._is_copy)
 
     def _adopt(self) -> Acquired | None:
-        """The publish-time lock, if this message brought its id, and nobody redeemed it yet."""
+        """The publish-time lock, if this message carries its id and no run has adopted it yet."""
         lock_id = take_lock(self._call.request) if self._call.in_worker else None
         if lock_id is None:
             return None
         try:
             answer = self.backend.adopt(lock_id, self._options.ttl_ms, holder=self._label)
         except BaseException:
-            put_back(self._call.request, lock_id)  # for the retry, or to be released
+            put_back(self._call.request, lock_id)  # for a retry, or to release it
             raise
         return answer if answer.ok else None
 
@@ -169,7 +176,7 @@ class Acquiring:
         if held is None:
             return False
         if not self._options.reentrant:
-            raise invalid_argument(_NESTED)
+            raise invalid_argument(_ALREADY_HELD)
         held.ensure_held()
         return True
 
@@ -181,18 +188,18 @@ class Acquiring:
         for _ in range(LOOKUP_ATTEMPTS):
             info = self.backend.lookup(key=key)
             if info is None:
-                # It let go between our attempt and our look: that is not contention.
+                # It was released between the attempt and the lookup: that is not contention.
                 answer = self.backend.acquire(key, options.ttl_ms, holder=self._label)
                 if answer.ok:
                     self.lock_id = answer.lock_id
                     return self._hold(key, answer)
             elif info.fence == predecessor:
-                # Our own last run is still on its way out: not contention, whatever the policy.
+                # The previous run of this task is still releasing it: that is not contention.
                 return self._wait_for_predecessor(key, predecessor)
             elif is_own_delivery(call, info):
-                raise come_back(call, options, key, info)
-            elif is_doubtful_attempt(call, info):
-                raise outlast_doubtful_attempt(call, options, info)
+                raise republish_copy(call, options, key, info)
+            elif is_unanswered_attempt(call, info):
+                raise republish_after_unanswered(call, options, info)
             else:
                 break
         left = left_ms(call, options.contention_timeout_ms)
@@ -207,7 +214,7 @@ class Acquiring:
             if policy == "retry" and call.in_worker:
                 if left is not None and left <= 0:
                     raise error
-                return self._come_back(key, error, left)
+                return self._wait_or_republish(key, error, left)
         finally:
             del error  # a cycle: the traceback holds this frame
         acquisition = Acquisition() if left is None else acquisition_within(max(1, round(left)))
@@ -216,9 +223,9 @@ class Acquiring:
             raise contended(self.backend, key, self.backend.lookup(key=key))
         return holding
 
-    def _come_back(self, key: str, error: LockContended, left: float | None) -> Holding:
-        """Wait in the slot, if it is this task's turn to; else raise the Retry that it is."""
-        call, backend, met = self._call, self.backend, time.monotonic()
+    def _wait_or_republish(self, key: str, error: LockContended, left: float | None) -> Holding:
+        """Wait in the slot if it is this task's turn; else publish it again and raise Retry."""
+        call, backend, contended_at = self._call, self.backend, time.monotonic()
         turn = next_turn(backend, key, call.request, left, waits=True)
         if turn.ticket is not None:
             wait_ms = SLOT_WAIT_MS if left is None else max(1, min(SLOT_WAIT_MS, round(left)))
@@ -227,17 +234,17 @@ class Acquiring:
             if holding is not None:
                 return holding
             if left is not None:
-                left -= (time.monotonic() - met) * 1000
+                left -= (time.monotonic() - contended_at) * 1000
                 if left <= 0:
                     raise contended(backend, key, backend.lookup(key=key))
             turn = next_turn(backend, key, call.request, left, waits=False)
-        raise republish(call, error, turn, (time.monotonic() - met) * 1000)
+        raise republish(call, error, turn, (time.monotonic() - contended_at) * 1000)
 
     def _wait_for_predecessor(self, key: str, predecessor: str) -> Holding | Skipped:
         while (holding := self._wait(key, acquisition_within(_PREDECESSOR_WAIT_MS))) is None:
             info = self.backend.lookup(key=key)
             if info is not None and info.fence != predecessor:
-                return self._contend(key)  # somebody was quicker
+                return self._contend(key)  # another call acquired it first
         return holding
 
     def _policy(self) -> Policy:
@@ -248,13 +255,13 @@ class Acquiring:
         for known in POLICIES:
             if chosen == known:
                 return known
-        raise invalid_argument(f"on_contention must choose one of {POLICIES}")
+        raise invalid_argument(f"on_contention must return one of {POLICIES}")
 
     def _notify_contended(self, key: str, error: LockContended, policy: Policy) -> None:
         self._was_contended = True
         notify(
             task_lock_contended,
-            # Once a task, however often it comes back.
+            # At INFO once for each task, however often it is published again.
             logging.DEBUG if attempts_of(self._call.request) else logging.INFO,
             f"found its lock held by somebody else: {policy}",
             self._call,
@@ -302,13 +309,13 @@ class Acquiring:
             innermost(),
             was_contended=self._was_contended,
         )
-        remember(self._call.request, key, held.fence)
+        record_fence(self._call.request, key, held.fence)
         level = logging.INFO if self._was_contended else logging.DEBUG
         if listening(task_lock_acquired, level):
             notify(
                 task_lock_acquired,
                 level,
-                "holds its lock",
+                "acquired its lock",
                 self._call,
                 holding.key_hash,
                 fence=held.fence,

@@ -1,6 +1,6 @@
-"""Where a task's locks live: what the decorator says, else the app's setting, else Django's.
+"""The backend of a task's locks: from the decorator, else the app's setting, else Django's.
 
-Django is reached by name and only on demand: this package works without it.
+The Django adapter is imported by name and only when needed: this package works without it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 SETTING: Final = "syncguard_backend"
 
 _DJANGO: Final = "syncguard_django"
-_NONE_CHOSEN: Final = (
-    "this task has no lock backend: give it backend= or using=, or set app.conf.syncguard_backend"
+_NO_BACKEND: Final = (
+    "this task has no lock backend: pass backend= or using=, or set app.conf.syncguard_backend"
 )
 
-_made: Final[dict[object, LockBackend]] = {}
-_making: Final = threading.Lock()
-_SETTLED: Final = "_syncguard_settled"
-"""The attribute of an app that holds what its setting came to, and the setting that was."""
+_backends: Final[dict[object, LockBackend]] = {}
+_backends_guard: Final = threading.Lock()
+_CACHED: Final = "_syncguard_backend"
+"""The attribute of an app that caches its setting and the backend made from it."""
 
 
 def backend_of(options: LockOptions, app: Celery) -> LockBackend:
@@ -43,35 +43,35 @@ def backend_of(options: LockOptions, app: Celery) -> LockBackend:
         return _resolved(options.backend)
     if options.using is not None:
         return _django_backend(options.using)
-    # app.conf.get takes 3 to 4 microseconds, this look at what was changed 0.2 (measured).
+    # app.conf.get takes 3 to 4 microseconds, reading the changed settings 0.2 (measured).
     changed: BackendSource | None = (app.conf.changes or {}).get(SETTING)
-    settled: tuple[BackendSource | None, LockBackend] | None = app.__dict__.get(_SETTLED)
-    if settled is not None and settled[0] is changed:
-        return settled[1]
+    cached: tuple[BackendSource | None, LockBackend] | None = app.__dict__.get(_CACHED)
+    if cached is not None and cached[0] is changed:
+        return cached[1]
     chosen: BackendSource | None = app.conf.get(SETTING)
     if chosen is not None:
         require_backend_source(f"app.conf.{SETTING}", chosen)
         backend = _resolved(chosen)
-        app.__dict__[_SETTLED] = (changed, backend)
+        app.__dict__[_CACHED] = (changed, backend)
         return backend
     if _DJANGO in sys.modules:
         return _django_backend("default")
-    raise invalid_argument(_NONE_CHOSEN)
+    raise invalid_argument(_NO_BACKEND)
 
 
 def _resolved(source: BackendSource) -> LockBackend:
     if is_backend(source):
         return source
-    with _making:
-        if source not in _made:
-            _made[source] = _make(source)
-        return _made[source]
+    with _backends_guard:
+        if source not in _backends:
+            _backends[source] = _make(source)
+        return _backends[source]
 
 
 def _make(source: str | Callable[[], LockBackend]) -> LockBackend:
     if callable(source):
         made = source()
-        require_backend("what the backend's callable returns", made)
+        require_backend("the return value of the backend callable", made)
         return made
     return backends.from_url(source)
 

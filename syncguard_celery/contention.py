@@ -1,6 +1,6 @@
-"""Somebody else holds the lock: the error that says so, and the publishing again of a task.
+"""Another holder has the lock: the error for that, and publishing the task again.
 
-What is done about contention is decided in ``acquire``; here is how long and how often.
+``acquire`` decides what to do about contention; this module decides how long and how often.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from syncguard_celery.republishing import below_visibility_timeout
 from syncguard_celery.task_call import Call
 
 LOOKUP_ATTEMPTS: Final = 5
-"""How often a holder may let go between an attempt and the look at it before it counts as one."""
+"""How often the lock may be released between an attempt and a lookup before that is contention."""
 
 POLL_MS: Final = 500
-"""A waiter is woken; this is for holders that wake nobody, and those that died."""
+"""A release wakes a waiter. Polling is for holders that wake nobody or that died."""
 
 
 class LockContended(AcquisitionTimeout):
-    """The lock was held by somebody else for as long as the task was ready to try.
+    """Another holder had the lock for as long as the task tried to acquire it.
 
-    Its arguments are its constructor's, because that is how result stores rebuild an error.
+    ``args`` are the constructor's arguments, because result stores rebuild an error from them.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class LockContended(AcquisitionTimeout):
 
 
 def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockContended:
-    """The error for this key, with what is known of its holder."""
-    if info is None:  # it let go meanwhile
+    """The error for this key, with what is known about its holder."""
+    if info is None:  # released meanwhile
         return LockContended(key_hash=backend.hash(key), context=ErrorContext(key=key))
     remaining_ms = max(0, info.expires_at_ms - round(time.time() * 1000))
     return LockContended(
@@ -64,7 +64,7 @@ def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockCont
 
 
 def acquisition_within(timeout_ms: int) -> Acquisition:
-    """Wait for so long: the time decides, not a number of retries."""
+    """Wait for this long: the time is the limit, not the number of retries."""
     return Acquisition(
         max_retries=2 * timeout_ms // POLL_MS + 10,
         retry_delay_ms=POLL_MS,
@@ -74,7 +74,7 @@ def acquisition_within(timeout_ms: int) -> Acquisition:
 
 
 def left_ms(call: Call, timeout_ms: int | None) -> float | None:
-    """How much of its time to contend is left; None if it has no limit."""
+    """How long the task may still contend; None if there is no limit."""
     if timeout_ms is None:
         return None
     since_ms = contended_since_ms(call.request)
@@ -82,9 +82,9 @@ def left_ms(call: Call, timeout_ms: int | None) -> float | None:
 
 
 def republish(call: Call, error: LockContended, turn: Turn, contended_ms: float = 0.0) -> Retry:
-    """Publish the task again, for a little later, at no cost to its ``max_retries``.
+    """Publish the task again with a delay. This does not count against its ``max_retries``.
 
-    ``contended_ms``: how long this delivery has contended already.
+    ``contended_ms``: how long this delivery has contended so far.
     """
     task: Any = call.task
     request: Any = call.request
@@ -99,7 +99,7 @@ def republish(call: Call, error: LockContended, turn: Turn, contended_ms: float 
         **copy_mark(call),
     ):
         signature.apply_async()
-    text = f"the lock is held by somebody else; trying again in {seconds:.1f} s"
-    again: Any = Retry  # its stub takes a numbers.Real, which no float is to mypy
+    text = f"the lock is held by somebody else; retrying in {seconds:.1f} s"
+    again: Any = Retry  # its stub takes a numbers.Real; mypy does not accept a float as one
     retry: Retry = again(text, exc=error, when=seconds, sig=signature)
     return retry

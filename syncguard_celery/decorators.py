@@ -111,9 +111,10 @@ def locked_task(
 ) -> Any:
     """``shared_task`` with a lock: the task holds it while it runs.
 
-    ``key`` is a template over the task's arguments, or a callable with them; None from it means:
-    run without a lock. ``app=`` makes it a task of that app only. Every option of a Celery task
-    passes through. The lock's options are those of ``LockOptions``.
+    ``key`` is a template that names the task's arguments, or a callable that takes them. If the
+    callable returns None, the task runs without a lock. ``app=`` makes it a task of that app
+    only. Options of a Celery task are passed to Celery. The lock's options are those of
+    ``LockOptions``.
     """
     if key is None:
         raise invalid_argument(_NO_KEY)
@@ -145,9 +146,9 @@ def locked_task(
         make: Callable[..., Any] = shared_task
         if app is not None:
             make = app.task
-            task_options.setdefault("shared", False)  # that app's, and no other's
-        # Celery makes a class for the task, with these as its attributes: so apply_async is
-        # ours whatever the base class is, the app's own one included.
+            task_options.setdefault("shared", False)  # a task of that app only
+        # Celery makes a class for the task, with these options as attributes. So apply_async is
+        # ours for every base class, including the app's own.
         return make(apply_async=apply_async.apply_async, **task_options)(wrapped)
 
     return decorate if function is None else decorate(function)
@@ -170,9 +171,9 @@ def locked(
     unavailable_timeout_ms: int = DEFAULT_UNAVAILABLE_TIMEOUT_MS,
     reentrant: bool = True,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """The lock alone, for a function that ``@app.task`` makes a task of.
+    """Only the lock, for a function that ``@app.task`` turns into a task.
 
-    It has no ``at="publish"``: what is published is the task, and that is made by others.
+    It has no ``at="publish"``: ``@app.task`` makes the task, so its publishing is not ours.
     """
     options = LockOptions(
         backend=backend,

@@ -1,4 +1,4 @@
-"""The switch that ``syncguard_celery.testing.unlocked`` turns: for the whole process."""
+"""Whether locks are disabled in this process. ``syncguard_celery.testing.unlocked`` sets it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def locks_disabled() -> bool:
 
 
 class DisabledLocks(ContextDecorator):
-    """For a ``with`` block or, as a decorator, for a function. They nest."""
+    """Disables locks in a ``with`` block or, as a decorator, in a function. Can be nested."""
 
     def __enter__(self) -> None:
         _depth.append(None)

@@ -1,14 +1,14 @@
-"""Stopping a task whose lock was lost, wherever it is.
+"""Interrupting a task whose lock was lost, at any point of its run.
 
-The news comes on a thread of its own. How to reach the task depends on where that runs:
+A separate thread learns of the loss. How it interrupts the task depends on where the task runs:
 
 - main thread (prefork, solo): a signal, whose handler raises LockLost. It ends time.sleep and
-  blocking reads at once. SIGURG, because it is ignored where nobody handles it.
+  blocking reads at once. SIGURG, because processes without a handler ignore it.
 - another thread: an asynchronous exception, raised at that thread's next bytecode.
-- greenlet: thrown in by the hub.
+- greenlet: the hub throws the exception into it.
 
-Between ``arm`` and ``disarm`` the task may be struck, and at no other time: never while its lock
-is being acquired or released, never after. It is struck once at most.
+The task is interrupted only between ``arm`` and ``disarm``: never while its lock is being acquired
+or released, and never after that. It is interrupted at most once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from syncguard import LockLost
 _SIGNAL: Final = getattr(signal, "SIGURG", None)
 
 _SETTLE_CALLS: Final = 3
-"""Calls after which an asynchronous exception that was set before has been raised."""
+"""An asynchronous exception that is already set has been raised after this many calls."""
 
 
 class Interrupt:
-    """Strikes one task, once at most. How, its kinds say."""
+    """Interrupts one task, at most once. Subclasses define how."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -42,7 +42,7 @@ class Interrupt:
         self._interrupted = False
 
     def arm(self) -> None:
-        """From here on the task may be struck. Raises LockLost if it should have been already."""
+        """Allow the interrupt from now on. Raises LockLost if one was requested before."""
         with self._guard:
             self._armed = True
             due = self._requested and not self._interrupted
@@ -51,18 +51,18 @@ class Interrupt:
             raise LockLost()
 
     def disarm(self) -> None:
-        """From here on it may not. Swallows one that is already in flight."""
+        """Disable the interrupt; swallow one that is already in flight."""
         while True:
             try:
                 with self._guard:
                     self._armed = False
-                    self._call_off()
+                    self._cancel()
             except LockLost:
-                continue  # leaving the lock's block will say so again
+                continue  # leaving the lock's block raises it again
             return
 
     def fire(self) -> None:
-        """Strike now, or as soon as the task is armed again. From any thread."""
+        """Interrupt now, or when ``arm`` is called next. Can be called from any thread."""
         with self._guard:
             self._requested = True
             if self._armed and not self._interrupted:
@@ -70,21 +70,21 @@ class Interrupt:
 
     def _interrupt(self) -> None: ...
 
-    def _call_off(self) -> None: ...
+    def _cancel(self) -> None: ...
 
 
 class NoInterrupt(Interrupt):
-    """Strikes nobody, now or later: for ``on_lost="signal"`` and callables."""
+    """Never interrupts: for ``on_lost="signal"`` and callables."""
 
     def fire(self) -> None: ...
 
 
 class MainThreadInterrupt(Interrupt):
-    """Reaches the main thread by a signal."""
+    """Interrupts the main thread by a signal."""
 
     _waiting: Final[list[MainThreadInterrupt]] = []
     _sent = False
-    _previous: Any = None
+    _previous_handler: Any = None
     _is_installed = False
 
     def __init__(self) -> None:
@@ -96,8 +96,8 @@ class MainThreadInterrupt(Interrupt):
         self._waiting.append(self)
         super().arm()
 
-    def _call_off(self) -> None:
-        if self in self._waiting:  # it is not, if the interrupt was delivered
+    def _cancel(self) -> None:
+        if self in self._waiting:  # a delivered interrupt has been removed
             self._waiting.remove(self)
 
     def _interrupt(self) -> None:
@@ -106,8 +106,8 @@ class MainThreadInterrupt(Interrupt):
         assert _SIGNAL is not None
         MainThreadInterrupt._sent = True
         if signal.getsignal(_SIGNAL) is not _on_signal:
-            # Somebody took the signal after us: as for any thread, at the next bytecode. The
-            # next task installs us again, before them.
+            # Other code replaced our handler: interrupt at the next bytecode, as in any thread.
+            # The next task installs our handler again, and it calls theirs.
             MainThreadInterrupt._is_installed = False
             self._interrupted = True
             raise_in_thread(ident)
@@ -115,30 +115,30 @@ class MainThreadInterrupt(Interrupt):
 
     @classmethod
     def _install(cls) -> None:
-        """Make sure that we hear the signal, and whoever did before still does."""
+        """Install our handler. It also calls the handler that was there before."""
         current = signal.getsignal(_SIGNAL)  # type: ignore[arg-type]
         if current is not _on_signal:
             signal.signal(_SIGNAL, _on_signal)  # type: ignore[arg-type]
-            cls._previous = current
-        cls._sent = False  # what was sent before, another handler or process has heard
+            cls._previous_handler = current
+        cls._sent = False  # another handler or process got what was sent before
         cls._is_installed = True
 
     @classmethod
     def forget_installation(cls) -> None:
-        """In a forked child: a pool's process begins by forgetting the signals it inherited."""
+        """In a forked child: a pool's process resets the signal handlers that it inherited."""
         cls._is_installed = False
 
     @classmethod
     def deliver(cls, signum: int, frame: FrameType | None) -> None:
-        # In the main thread, perhaps in the middle of arm or disarm: so no lock may be taken here.
-        ours, cls._sent = cls._sent, False
+        # Runs in the main thread, perhaps during arm or disarm: so it must not acquire _guard.
+        sent_by_us, cls._sent = cls._sent, False
         for interrupt in cls._waiting:
             if interrupt._requested and interrupt._armed and not interrupt._interrupted:
                 interrupt._interrupted = True
                 cls._waiting.remove(interrupt)
                 raise LockLost()
-        if not ours and callable(cls._previous):
-            cls._previous(signum, frame)
+        if not sent_by_us and callable(cls._previous_handler):
+            cls._previous_handler(signum, frame)
 
 
 def _on_signal(signum: int, frame: FrameType | None) -> None:
@@ -150,7 +150,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class ThreadInterrupt(Interrupt):
-    """Reaches any thread at its next bytecode."""
+    """Interrupts any thread at its next bytecode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,22 +160,21 @@ class ThreadInterrupt(Interrupt):
         self._interrupted = True
         raise_in_thread(self._ident)
 
-    def _call_off(self) -> None:
-        # An interrupt in flight cannot be called off: setting the exception to NULL leaves
-        # CPython 3.11 looking for it for ever, and under a tracer hanging. So let it be raised
-        # here.
+    def _cancel(self) -> None:
+        # An interrupt in flight cannot be cancelled: after the exception is set to NULL, CPython
+        # 3.11 keeps checking for it for ever, and hangs under a tracer. So it is raised here.
         if self._interrupted:
             for _ in range(_SETTLE_CALLS):
                 time.sleep(0)
 
 
 def raise_in_thread(ident: int) -> None:
-    """Raise LockLost there, at the next bytecode."""
+    """Raise LockLost in that thread, at its next bytecode."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(LockLost))
 
 
 class GreenletInterrupt(Interrupt):
-    """Reaches a greenlet of gevent through its hub."""
+    """Interrupts a greenlet of gevent through its hub."""
 
     def __init__(self, gevent: Any) -> None:
         super().__init__()
@@ -186,28 +185,28 @@ class GreenletInterrupt(Interrupt):
         self._loop.run_callback_threadsafe(self._throw)
 
     def _throw(self) -> None:
-        # In the hub: the greenlet is waiting somewhere, perhaps not under the lock any more.
+        # Runs in the hub: the greenlet is waiting, perhaps after its lock was released.
         if self._armed and not self._interrupted:
             self._interrupted = True
             self._greenlet.throw(LockLost())
 
 
 def interrupt_here() -> Interrupt:
-    """The interrupt that reaches whatever runs this."""
+    """The interrupt for the current thread or greenlet."""
     gevent = sys.modules.get("gevent")
     if gevent is not None and isinstance(gevent.getcurrent(), gevent.Greenlet):
         return GreenletInterrupt(gevent)
     if _SIGNAL is not None and threading.get_ident() == threading.main_thread().ident:
         try:
             return MainThreadInterrupt()
-        except ValueError:  # an interpreter that may not handle signals
+        except ValueError:  # an interpreter that cannot handle signals
             pass
     return ThreadInterrupt()
 
 
 @contextlib.contextmanager
 def interrupts_disarmed(interrupts: list[Interrupt]) -> Iterator[None]:
-    """Let no outer lock's loss strike while an inner lock is taken or let go."""
+    """Disable the interrupts of outer locks while an inner lock is acquired or released."""
     for interrupt in interrupts:
         interrupt.disarm()
     try:

@@ -1,8 +1,8 @@
 """The calls of locked functions that hold a lock now, innermost first.
 
-What Celery needs to know of them: whom to interrupt, and what becomes of a retry. Which locks the
-running code holds is not decided here: ``syncguard.current`` knows all of them. Kept in a context
-variable: every thread, greenlet and asyncio task sees its own.
+They say which task to interrupt and whether a retry is published. ``syncguard.current`` has all
+locks that the running code holds; this module has only those of Celery. They are kept in a context
+variable, so every thread, greenlet and asyncio task has its own.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class Holding:
     lock: Lock = field(repr=False)
     held: Held
     started: float
-    """When the call came, on the monotonic clock."""
+    """When the call began, on the monotonic clock."""
     outer: Holding | None = field(repr=False)
     since: float = field(default_factory=time.monotonic)
     retry: tuple[Publish, float] | None = field(default=None, repr=False)
-    """The task's own retry, to be published once the lock is handed on; and its delay in ms."""
+    """The task's own retry, to publish after the lock is handed over; and its delay in ms."""
     was_contended: bool = False
-    """Whether the task met contention before it got this lock."""
-    is_left: bool = False
+    """Whether the task met contention before it acquired this lock."""
+    is_ended: bool = False
     is_retried: bool = False
-    """Whether the task's own retry is published already."""
+    """Whether the task's own retry has been published."""
 
     def key_hash(self) -> str:
         return self.backend.hash(self.key)
 
     @property
     def waited_ms(self) -> float:
-        """From the first time the task met contention, be it in an earlier delivery."""
+        """Time since the task first met contention, which may be in an earlier delivery."""
         return waited_ms(self.call, self.started, self.since)
 
     @property
@@ -59,7 +59,7 @@ class Holding:
 
 
 def waited_ms(call: Call, started: float, until: float) -> float:
-    """How long a call waited that came at ``started``; both are times of the monotonic clock."""
+    """How long a call that began at ``started`` waited. Both are monotonic clock times."""
     since_ms = contended_since_ms(call.request)
     if since_ms is None:
         return (until - started) * 1000
@@ -74,7 +74,7 @@ def innermost() -> Holding | None:
 
 
 def enclosing() -> Iterator[Holding]:
-    """All of them, innermost first."""
+    """All locks that this call stack holds, innermost first."""
     holding = _innermost.get()
     while holding is not None:
         yield holding

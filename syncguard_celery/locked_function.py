@@ -1,7 +1,7 @@
 """Running a function under its lock.
 
-The function is wrapped under the task, in a ``try ... finally``: it is the only thing that every
-end of a task passes through, in workers, eager runs, direct calls, ``map`` and ``chunks``.
+The task's function is wrapped in a ``try ... finally``: only this runs at every end of a task, in
+workers, eager runs, direct calls, ``map`` and ``chunks``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from syncguard_celery.interrupt import interrupts_disarmed
 from syncguard_celery.locked_calls import Holding, enclosing, innermost, put_innermost
 from syncguard_celery.options import LockOptions
 from syncguard_celery.outage import (
-    deliver_after_loss,
-    is_delivered_after_loss,
-    through_outages,
+    enter_or_republish,
+    republish_after_loss,
+    runs_again_after_loss,
 )
 from syncguard_celery.publish_lock.handover import release_after_interrupt
 from syncguard_celery.pydantic_keys import KeyOf, validating
-from syncguard_celery.release import leave
+from syncguard_celery.release import end_hold
 from syncguard_celery.task_call import MARK, call_of, is_bound
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_RUNS_LATER = (
+    "Cannot lock a generator or async function: its body runs after the call returns. "
+    "Use `with lock()` inside it."
+)
 
 
 class LockedFunction:
@@ -55,12 +60,10 @@ class LockedFunction:
     ) -> None:
         if isinstance(function, Task):
             raise invalid_argument(
-                "a task already: put @locked below @app.task, or use @locked_task alone"
+                "This is already a task: put @locked below @app.task, or use @locked_task alone."
             )
         if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
-            raise invalid_argument(
-                "a generator or async function runs after its call: it cannot be locked"
-            )
+            raise invalid_argument(_RUNS_LATER)
         self.function = function
         self.options = options
         self.pydantic = pydantic
@@ -72,13 +75,13 @@ class LockedFunction:
         self._make_key = key_maker(key, self._binder.signature)
 
     def key_of(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> str | None:
-        """The key of a call with these arguments; None: it runs without a lock."""
+        """The key of a call with these arguments; None if it runs without a lock."""
         return self._make_key(self._binder.bind(args, kwargs))
 
     def key_for_task(
         self, task: object, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> str | None:
-        """The same for arguments as they are published, without the ``self`` of a bound task."""
+        """The key for arguments as published, without the ``self`` of a bound task."""
         own = (task,) if is_bound(task) else ()
         return self._key_of_published(task)((*own, *args), kwargs)
 
@@ -103,7 +106,7 @@ class LockedFunction:
         bind = functools.partial(self._binder.bind, args, kwargs)
         acquiring = Acquiring(call, self.options, bind, self._make_key)
         enter = functools.partial(
-            through_outages,
+            enter_or_republish,
             call,
             self.options,
             acquiring.backend,
@@ -124,16 +127,16 @@ class LockedFunction:
             holding = entered
             return _run_under(holding, self.function, args, kwargs)
         except Exception as error:
-            if holding is not None and is_delivered_after_loss(holding, error):
-                raise deliver_after_loss(holding, error)  # noqa: B904 - it may be that very error
+            if holding is not None and runs_again_after_loss(holding, error):
+                raise republish_after_loss(holding, error)  # noqa: B904 - it may be the same error
             raise
         finally:
-            if acquiring.lock_id is not None and (holding is None or not holding.is_left):
+            if acquiring.lock_id is not None and (holding is None or not holding.is_ended):
                 put_innermost(before)
                 release_after_interrupt(acquiring.block, acquiring.backend, acquiring.lock_id)
 
     def _run_unlocked(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function in a test without locks: it has a fence, as always."""
+        """Call the function in a test without locks. It still has a fence."""
         key = self.key_of(args, kwargs)
         with nullcontext() if key is None else fake_lock(key):
             return self.function(*args, **kwargs)
@@ -159,22 +162,22 @@ def _run_under(
     finally:
         try:
             if holding.outer is None:
-                leave(holding, error)
+                end_hold(holding, error)
             else:
                 with interrupts_disarmed(
                     [outer.interrupt for outer in enclosing() if outer is not holding]
                 ):
-                    leave(holding, error)
-            holding.is_left = True
-        except (LockLost, Reject):  # the news of leaving, not what interrupted it
-            holding.is_left = True
+                    end_hold(holding, error)
+            holding.is_ended = True
+        except (LockLost, Reject):  # raised by end_hold itself after the release
+            holding.is_ended = True
             raise
         finally:
             del error  # a cycle: the traceback holds this frame
 
 
 def wrap(function: Callable[P, R], locked: LockedFunction) -> Callable[P, R]:
-    """The function as Celery is to call it."""
+    """The function that Celery calls."""
 
     @functools.wraps(function)
     def run_locked(*args: P.args, **kwargs: P.kwargs) -> R:

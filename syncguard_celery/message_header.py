@@ -1,10 +1,10 @@
-"""What a message carries for us, in one header: its shape, and how it is read.
+"""Our header in a task message: its fields, and functions that read it.
 
 ::
 
     syncguard: {"fences": {sha256 of a key: fence, ...},   of the locks it was published under
                 "after": {sha256 of a key: fence, ...},    of the run that this one repeats
-                "lock": lock id,                           of the publish-time lock, redeemable once
+                "lock": lock id,                           of the publish-time lock, used once
                 "since": ms, "attempts": n,                of the contention it has met so far
                 "place": ms,                               in the queue of its key
                 "earlier": {sha256 of a key: ms, ...},     it may be a copy; when the lock of its
@@ -12,7 +12,7 @@
                 "ended": ms,                               since when that lock is released
                 "unavailable": ms, "tries": n}             since when the lock's server is down
 
-Never a raw key. The lock id is in no other place, and is taken out when the task starts.
+It never contains a raw key. The lock id is in no other place; it is removed when the task starts.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 HEADER: Final = "syncguard"
 
 MAX_FENCES: Final = 64
-"""The oldest are dropped beyond this: a header must not grow for ever along an endless chain."""
+"""More than this, and the oldest are dropped: a header must not grow along an endless chain."""
 
 Fences = dict[str, str]
 
 
 def key_digest(key: str) -> str:
-    """SHA-256 of a key: an identity, unlike the short hash that is displayed."""
+    """SHA-256 of a key. It identifies the key; the short hash is only for display."""
     return hashlib.sha256(normalize_and_validate_key(key).encode()).hexdigest()
 
 
 def merged(*layers: Fences) -> Fences:
-    """Fences of several origins; later ones win, and are the youngest."""
+    """Fences of several layers. A later layer overrides an earlier one."""
     fences: Fences = {}
     for layer in layers:
         for digest, fence in layer.items():
@@ -51,10 +51,10 @@ def merged(*layers: Fences) -> Fences:
 
 
 def header_of(request: Context | None) -> dict[str, Any]:
-    """What came with this request; empty if nothing did.
+    """Our header of this request; empty if there is none.
 
-    A message's headers become attributes of the request. ``request.headers`` is not to be relied
-    on: integrations put a dictionary of their own there, and an eager run has nothing else.
+    A message's headers become attributes of the request. ``request.headers`` is only the second
+    choice: integrations replace it with their own dictionary. An eager run has nothing else.
     """
     if request is None:
         return {}
@@ -62,7 +62,7 @@ def header_of(request: Context | None) -> dict[str, Any]:
 
 
 def header_in(headers: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What is in a message's headers; empty if nothing is."""
+    """Our header among a message's headers; empty if there is none."""
     header = (headers or {}).get(HEADER)
     return header if isinstance(header, dict) else {}
 
@@ -80,8 +80,8 @@ def unavailable_since_ms(request: Context | None) -> int | None:
 
 
 def earlier_delivery(request: Context | None) -> dict[str, int] | None:
-    """By key: until when the lock of an earlier delivery was seen to last; None if this is the
-    only message of its task, as far as we know."""
+    """By key: the last known expiry of an earlier delivery's lock. None if no other message of
+    this task is known."""
     earlier = header_of(request).get("earlier")
     return earlier if isinstance(earlier, dict) else None
 
@@ -91,19 +91,19 @@ def fences_in(header: dict[str, Any], name: str) -> Fences:
     return fences if isinstance(fences, dict) else {}
 
 
-def seal_lock(header: dict[str, Any]) -> None:
-    """Hide the lock id from whoever prints the request."""
+def hide_lock_id(header: dict[str, Any]) -> None:
+    """Hide the lock id from code that prints the request."""
     if "lock" in header:
         header["lock"] = Secret(header["lock"])
 
 
 def take_lock(request: Context | None) -> str | None:
-    """The lock id that came with this request. It is taken out: nobody else finds it there."""
+    """Remove the lock id from this request's header, and return it."""
     header = header_of(request)
     lock_id = header.pop("lock", None)
     return None if lock_id is None else str.__str__(lock_id)
 
 
 def put_back(request: Context | None, lock_id: str) -> None:
-    """It could not be redeemed: whoever comes next may find it there."""
+    """The lock could not be adopted: put its id back for a retry or for the cleanup."""
     header_of(request)["lock"] = Secret(lock_id)

@@ -1,7 +1,7 @@
-"""Options of a locked task that are likely misspelt: refused, with the right spelling.
+"""Rejects options of a locked task that are likely misspelt, and suggests the right spelling.
 
-Celery makes an attribute of every option that it does not know, so ``on_contetion="skip"`` would
-pass silently. What the task's class knows is never refused. No I/O.
+Celery turns every option that it does not know into an attribute, so ``on_contetion="skip"`` would
+be ignored silently. An attribute of the task's class is never rejected. No I/O.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from syncguard_celery.options import LockOptions
 if TYPE_CHECKING:
     from celery import Celery
 
-_OURS: Final = ("key", "app", *(field.name for field in fields(LockOptions)))
-_CLOSE: Final = 0.75
+_LOCK_OPTIONS: Final = ("key", "app", *(field.name for field in fields(LockOptions)))
+_MIN_LIKENESS: Final = 0.75
 _UNIT: Final = re.compile(r"_(?:ms|s|secs?|seconds)$")
 
 
 def refuse_misspelt(task_options: Mapping[str, Any], app: Celery | None) -> None:
-    """Raise InvalidArgument for an option that is close to one of ours and not Celery's."""
+    """Raise InvalidArgument for an option similar to a lock option and unknown to Celery."""
     for name in task_options:
-        meant = closest(name, _OURS)
-        if meant is not None and not _is_known(name, task_options, app):
+        suggestion = closest(name, _LOCK_OPTIONS)
+        if suggestion is not None and not _is_known(name, task_options, app):
             raise invalid_argument(
-                f"{name} is no option of a locked task, nor of a Celery task: did you mean {meant}?"
+                f"{name} is not an option of a locked task or of a Celery task."
+                f" Did you mean {suggestion}?"
             )
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that this one is likely meant to be, with or without its unit."""
-    likeness, meant = max((_likeness(name, one), one) for one in known)
-    return meant if likeness >= _CLOSE else None
+    """The known name that is most similar, with or without its unit; None if none is close."""
+    likeness, suggestion = max((_likeness(name, one), one) for one in known)
+    return suggestion if likeness >= _MIN_LIKENESS else None
 
 
 def _likeness(name: str, known: str) -> float:

@@ -1,4 +1,4 @@
-"""What can be said about a task's lock, checked when the task is decorated. No I/O."""
+"""The options of a task's lock, checked when the task is decorated. No I/O."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ PolicySource = Policy | Callable[..., Policy]
 UnavailableSource = UnavailablePolicy | Callable[..., UnavailablePolicy]
 LostSource = LostMode | Callable[..., object]
 BackendSource = LockBackend | Callable[[], LockBackend] | str
-"""A backend, something that makes one when it is first needed, or a URL."""
+"""A backend, a callable that makes one when it is first needed, or a URL."""
 
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 UNAVAILABLE_POLICIES: Final[tuple[UnavailablePolicy, ...]] = get_args(UnavailablePolicy)
 
 DEFAULT_PENDING_TTL_MS: Final = 3_600_000
-"""How long a message may wait for a worker and still find its publish-time lock."""
+"""How long a publish-time lock stays held while its message waits for a worker."""
 
 DEFAULT_UNAVAILABLE_TIMEOUT_MS: Final = 600_000
-"""How long an outage of the lock's server may last and cost no task."""
+"""How long an outage of the lock's server may last before tasks fail."""
 
-_SHORTEST_OUTAGE_MS: Final = 1_000
-_OUTAGE_TOO_SHORT: Final = (
-    "unavailable_timeout_ms must be at least 1000: a server that is down is asked again after one "
-    "second at the earliest. It is in milliseconds: ten minutes are 600_000"
+_MIN_UNAVAILABLE_TIMEOUT_MS: Final = 1_000
+_UNAVAILABLE_TIMEOUT_TOO_SHORT: Final = (
+    "unavailable_timeout_ms must be at least 1000: a server that is down is tried again after one "
+    "second at the earliest. The unit is milliseconds: ten minutes are 600_000"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """One ``@locked_task(...)`` or ``@locked(...)``: everything but the key."""
+    """The options of one ``@locked_task(...)`` or ``@locked(...)``, except the key."""
 
     backend: BackendSource | None = field(default=None, repr=False)
     using: str | None = None
@@ -83,12 +83,12 @@ class LockOptions:
             _require_choice(
                 "on_unavailable", self.on_unavailable, UNAVAILABLE_POLICIES, "or a callable"
             )
-        if self.unavailable_timeout_ms < _SHORTEST_OUTAGE_MS:
-            raise invalid_argument(_OUTAGE_TOO_SHORT)
+        if self.unavailable_timeout_ms < _MIN_UNAVAILABLE_TIMEOUT_MS:
+            raise invalid_argument(_UNAVAILABLE_TIMEOUT_TOO_SHORT)
 
 
 def is_backend(source: object) -> TypeIs[LockBackend]:
-    """Whether it is a backend already. A class is none: it makes one, when it is called."""
+    """Whether it is a backend. A class is not: calling it makes one."""
     return hasattr(source, "acquire") and not isinstance(source, type)
 
 
@@ -96,7 +96,7 @@ def require_backend(name: str, value: object) -> None:
     if not is_backend(value):
         raise invalid_argument(f"{name} must be a backend, a callable that makes one, or a URL")
     if getattr(value, "is_async", False) or inspect.iscoroutinefunction(value.acquire):
-        raise invalid_argument(f"{name} is for asyncio, and a task needs a blocking one")
+        raise invalid_argument(f"{name} is an asyncio backend; a task needs a blocking backend")
 
 
 def require_backend_source(name: str, value: object) -> None:

@@ -1,8 +1,8 @@
-"""Fences travel: from the task that holds a lock to everything that is published under it.
+"""Fences are sent from the task that holds a lock to every message published under it.
 
-A receiver of ``before_task_publish`` writes our header into each message, whoever publishes it:
-children, chain steps, chord bodies, links, replacements, retries. It always writes it anew, so
-that a header somebody copied from the parent's request carries nothing on.
+A receiver of ``before_task_publish`` writes our header into each message: children, chain steps,
+chord bodies, links, replacements, retries. It always writes a new header, so that a header copied
+from the parent's request has no effect.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from syncguard_celery.task_call import running_requests
 if TYPE_CHECKING:
     from celery.app.task import Context
 
-_OWN: Final = "_syncguard_fences"
+_HELD_BY_REQUEST: Final = "_syncguard_fences"
 
 
 class Attachment:
-    """What goes into the message of one task besides the fences."""
+    """Header fields for the message of one task, in addition to the fences."""
 
     def __init__(self, task_id: str, header: dict[str, Any]) -> None:
         self.task_id = task_id
         self.header = header
         self.is_used = False
-        """Whether a message was made with it. A base class may publish later, or not at all, and
-        the old message protocol has no headers."""
+        """Whether a message was made with it. A base class may publish later or never, and message
+        protocol 1 has no headers."""
 
 
 _attached: ContextVar[Attachment | None] = ContextVar("attached", default=None)
 
 
-class _Own:
-    """The locks a request has held. Shows no key to those who print requests; hashes them late,
-    because most tasks publish nothing."""
+class _HeldByRequest:
+    """The locks that a request has held. Its repr shows no key. Keys are hashed only when a message
+    is published, because most tasks publish nothing."""
 
     __slots__ = ("held",)
 
@@ -60,9 +60,9 @@ class _Own:
 
 
 def inherited_fence(key: str) -> str | None:
-    """The fence under which the running task was published, if that lock was held then.
+    """The fence of this key's lock when the running task was published; None if it was not held.
 
-    Hand it to whatever the lock protects: a later holder's fence is the larger string.
+    Pass it to the resource that the lock protects: a later holder's fence is the larger string.
     """
     requests = running_requests()
     if not requests:
@@ -71,23 +71,23 @@ def inherited_fence(key: str) -> str | None:
     return fences.get(key_digest(key))
 
 
-def remember(request: Context | None, key: str, fence: str) -> None:
-    """The task of this request holds or held this lock; what it publishes shall say so."""
+def record_fence(request: Context | None, key: str, fence: str) -> None:
+    """Record that this request's task holds this lock, for the messages that it publishes."""
     if request is None:
         return
-    own = request.__dict__.setdefault(_OWN, _Own())
+    own = request.__dict__.setdefault(_HELD_BY_REQUEST, _HeldByRequest())
     own.held.append((key, fence))
     if request.is_eager:
-        # An eager retry is not published: it gets the headers of the request before it. What
-        # this one came with stays where luggage_of() looks first.
-        came_with = request.__dict__.setdefault(HEADER, header_of(request))
-        fences = merged(fences_in(came_with, "fences"), own.fences())
+        # An eager retry is not published: it gets the headers of the previous request. The header
+        # of this request stays in its __dict__, which header_of() reads first.
+        received = request.__dict__.setdefault(HEADER, header_of(request))
+        fences = merged(fences_in(received, "fences"), own.fences())
         request.headers = {**(request.headers or {}), HEADER: {"fences": fences}}
 
 
 @contextlib.contextmanager
 def attaching(task_id: str, **header: object) -> Iterator[Attachment]:
-    """Put this, too, into the message of this one task, if it is published in the block."""
+    """Add these fields to the message of this task, if it is published in the block."""
     attachment = Attachment(task_id, header)
     token = _attached.set(attachment)
     try:
@@ -97,16 +97,16 @@ def attaching(task_id: str, **header: object) -> Iterator[Attachment]:
 
 
 @before_task_publish.connect(weak=False, dispatch_uid="syncguard_celery.propagation")
-def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
+def _write_header(headers: dict[str, Any] | None = None, **_: object) -> None:
     if not headers or "id" not in headers:
-        return  # the old message protocol has no headers to carry anything
+        return  # message protocol 1 has no headers
     header: dict[str, Any] = {}
     requests = running_requests()
     if fences := merged(_fences(requests), _fences_held_here()):
         header["fences"] = fences
     for request in requests:
         if request.id == headers["id"]:
-            after = merged(fences_in(header_of(request), "after"), _own(request))
+            after = merged(fences_in(header_of(request), "after"), _fences_of(request))
             if after:
                 header["after"] = after
     attached = _attached.get()
@@ -118,20 +118,20 @@ def _carry(headers: dict[str, Any] | None = None, **_: object) -> None:
         headers[HEADER] = header
 
 
-def _own(request: Context) -> Fences:
-    own: _Own | None = request.__dict__.get(_OWN)
+def _fences_of(request: Context) -> Fences:
+    own: _HeldByRequest | None = request.__dict__.get(_HELD_BY_REQUEST)
     return {} if own is None else own.fences()
 
 
 def _fences_held_here() -> Fences:
-    """Of the locks held here and now, whoever took them: a task, a view, or ``lock()``."""
+    """Fences of the locks held now by this code: by a task, a view, or ``lock()``."""
     held = reversed(list(held_locks()))
     return merged(*({key_digest(key): lock.fence} for key, lock in held))
 
 
 def _fences(requests: list[Context]) -> Fences:
-    """All that these requests inherited and acquired; the innermost, which is first, wins."""
+    """All fences that these requests inherited or acquired. The innermost request overrides."""
     layers: list[Fences] = []
     for request in reversed(requests):
-        layers += [fences_in(header_of(request), "fences"), _own(request)]
+        layers += [fences_in(header_of(request), "fences"), _fences_of(request)]
     return merged(*layers)

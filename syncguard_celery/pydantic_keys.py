@@ -1,7 +1,7 @@
-"""Tasks with ``pydantic=True``: their function sees models where the message has dictionaries.
+"""Tasks with ``pydantic=True``: the function gets models, the message has dictionaries.
 
-Celery validates around the function, so around our lock. To make a key outside of it, at
-publishing, the arguments have to be validated there too.
+A worker validates the arguments before our lock. At publishing nothing validates them, so they
+are validated here to make the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KeyOf = Callable[[tuple[object, ...], Mapping[str, object]], str | None]
 
 
 def pydantic_options(task_options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a task with these options validates; None if it does not."""
+    """The validation options among these task options; None without ``pydantic=True``."""
     if task_options.get("pydantic") is not True:
         return None
     return {ours: task_options[name] for name, ours in _OPTIONS.items() if name in task_options}
@@ -39,8 +39,8 @@ def validating(
     name: str,
     options: dict[str, Any],
 ) -> KeyOf:
-    """``key_of`` for arguments that are not validated yet."""
-    base: Any = importlib.import_module("celery.app.base")  # in the stubs it is not yet there
+    """``key_of`` for arguments that are not validated yet: validates them first."""
+    base: Any = importlib.import_module("celery.app.base")  # the stubs do not have it yet
     pydantic: Any = importlib.import_module("pydantic")
 
     @functools.wraps(function)
@@ -53,7 +53,7 @@ def validating(
         try:
             key: str | None = validate(*args, **kwargs)
         except pydantic.ValidationError:
-            # "from None": its text shows the arguments.
+            # "from None": the text of the ValidationError shows the arguments.
             raise invalid_argument("no key can be made: the arguments are not valid") from None
         return key
 

@@ -1,7 +1,8 @@
-"""How a call lets go of its lock: on every way out, once, and before anything else.
+"""How a call ends its hold of the lock: at every exit, once, and before anything else.
 
-Usually by releasing. A task that was too quick keeps the lock until ``min_hold_ms`` is over; one
-that will be retried hands its publish-time lock to the message of the retry, under a fresh id.
+Usually it releases the lock. A task that ends before ``min_hold_ms`` keeps the lock until then. A
+task that will be retried hands its publish-time lock over to the message of the retry, with a new
+lock id.
 """
 
 from __future__ import annotations
@@ -13,30 +14,30 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from syncguard import LockError
 from syncguard.backend import Secret
-from syncguard_celery.contention_turns import note_hold
+from syncguard_celery.contention_turns import record_hold
 from syncguard_celery.holder_label import holder_label
 from syncguard_celery.locked_calls import Holding, put_innermost
-from syncguard_celery.publish_lock.handover import publish_with_lock, release_again
-from syncguard_celery.redelivery import ComesBack
+from syncguard_celery.publish_lock.handover import publish_with_lock, release_quietly
+from syncguard_celery.redelivery import Republished
 from syncguard_celery.signals import listening, logger, notify, task_lock_released
 from syncguard_celery.task_call import Call
 
 if TYPE_CHECKING:
     from celery.app.task import Context
 
-_HANDED_ON: Final = "_syncguard_handed_on"
+_HANDED_OVER: Final = "_syncguard_handed_over"
 
 
-def leave(holding: Holding, error: BaseException | None) -> None:
-    """Let go. Raises LockLost if the lock was lost and the task itself raised nothing."""
+def end_hold(holding: Holding, error: BaseException | None) -> None:
+    """Release, keep or hand over. Raises LockLost if it was lost and the task raised nothing."""
     put_innermost(holding.outer)
     try:
-        goes_on = _prepare(holding, error)
+        hands_over = _prepare(holding, error)
         holding.lock.__exit__(type(error) if error else None, error, None)
         if holding.was_contended:
-            note_hold(holding.key, max(holding.held_ms, holding.options.min_hold_ms or 0))
-        if goes_on:
-            _hand_on(holding)
+            record_hold(holding.key, max(holding.held_ms, holding.options.min_hold_ms or 0))
+        if hands_over:
+            _hand_over(holding)
         else:
             _notify_released(holding)
     finally:
@@ -44,25 +45,25 @@ def leave(holding: Holding, error: BaseException | None) -> None:
             _publish_retry(holding)
 
 
-def handed_on(request: Context) -> str | None:
-    """The id under which a lock waits for the retry of this request. It is taken out."""
-    lock_id = request.__dict__.pop(_HANDED_ON, None)
+def take_handed_over(request: Context) -> str | None:
+    """Remove and return the id of the lock that was handed over to this request's retry."""
+    lock_id = request.__dict__.pop(_HANDED_OVER, None)
     return None if lock_id is None else str.__str__(lock_id)
 
 
 def _prepare(holding: Holding, error: BaseException | None) -> bool:
-    """Say how to leave, if not by releasing. Whether the lock goes on to the retry."""
+    """Keep the lock if it must not be released. Returns whether it is handed over to a retry."""
     options, held = holding.options, holding.held
     if options.at == "run" and options.min_hold_ms is None:
         return False
     if holding.is_retried or (isinstance(error, Reject) and getattr(error, "requeue", False)):
         return False
     if holding.retry is not None or ends_in_retry(holding.call, error):
-        goes_on = options.at == "publish" and holding.call.in_worker and not held.lost
-        if goes_on:
+        hands_over = options.at == "publish" and holding.call.in_worker and not held.lost
+        if hands_over:
             held.keep()
-        return goes_on
-    # What ends a process (SystemExit) ends the minimum too: the task will be run elsewhere.
+        return hands_over
+    # After SystemExit and the like there is no minimum: the task will run in another process.
     if options.min_hold_ms is not None and (error is None or isinstance(error, Exception)):
         rest_ms = round(options.min_hold_ms - holding.held_ms)
         if rest_ms > 0 and not held.lost:
@@ -70,8 +71,8 @@ def _prepare(holding: Holding, error: BaseException | None) -> bool:
     return False
 
 
-def _hand_on(holding: Holding) -> None:
-    """Give the lock, which nobody extends any more, a fresh id and the time to wait."""
+def _hand_over(holding: Holding) -> None:
+    """Give the lock, which is no longer extended, a new id and a TTL until the retry runs."""
     assert holding.call.request is not None
     delay_ms = 0.0 if holding.retry is None else holding.retry[1]
     try:
@@ -81,12 +82,16 @@ def _hand_on(holding: Holding) -> None:
             holder=holder_label(holding.call.name, holding.call.task_id),
         )
     except LockError as error:
-        # The retry is what matters. It knows this fence, and waits for what may be left of it.
-        logger.warning("a lock could not be handed on to a retry: %s: %s", error.code, error)
-        release_again(holding.backend, holding.held.lock_id)
+        # The retry must still be published. It has this fence, and waits until the lock is free.
+        logger.warning(
+            "Could not hand over a lock to a retry (%s: %s); the retry acquires it again.",
+            error.code,
+            error,
+        )
+        release_quietly(holding.backend, holding.held.lock_id)
         return
     if answer.ok:
-        holding.call.request.__dict__[_HANDED_ON] = Secret(answer.lock_id)
+        holding.call.request.__dict__[_HANDED_OVER] = Secret(answer.lock_id)
 
 
 def _publish_retry(holding: Holding) -> None:
@@ -94,7 +99,7 @@ def _publish_retry(holding: Holding) -> None:
     assert holding.call.request is not None
     publish, _ = holding.retry
     request = holding.call.request
-    lock_id = handed_on(request)
+    lock_id = take_handed_over(request)
     try:
         if lock_id is None:
             publish()
@@ -110,7 +115,7 @@ def _notify_released(holding: Holding) -> None:
     notify(
         task_lock_released,
         logging.DEBUG,
-        "let go of its lock",
+        "released its lock",
         holding.call,
         holding.key_hash,
         fence=holding.held.fence,
@@ -122,10 +127,10 @@ def _notify_released(holding: Holding) -> None:
 def ends_in_retry(call: Call, error: BaseException | None) -> bool:
     """Whether Celery will run this task again because of how it ended.
 
-    ``autoretry_for`` acts outside the function we wrap, after our lock is let go, so it has to be
-    foreseen. The rules are those of ``celery.app.autoretry``.
+    ``autoretry_for`` acts outside the function we wrap, after our lock is released, so this has to
+    be predicted. The rules are those of ``celery.app.autoretry``.
     """
-    if isinstance(error, (ComesBack, Retry)):
+    if isinstance(error, (Republished, Retry)):
         return True
     if error is None or call.task is None or call.request is None or call.request.called_directly:
         return False

@@ -1,7 +1,7 @@
-"""Publishing a running task again: the same message, for a little later.
+"""Publishing a running task again: the same message, with a delay.
 
-Not by ``Task.retry()``: that counts against ``max_retries``, and its default of three would end
-what should last through an outage. What our header of the new message holds is given by the caller.
+Not by ``Task.retry()``: that counts against ``max_retries``, whose default of three is too few for
+an outage. The caller gives the fields of our header in the new message.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from syncguard_celery.task_call import Call
 
 _PAUSE_S: Final = 1.0
-"""Between two attempts to publish while the broker is down."""
+"""The delay between two attempts to publish while the broker is down."""
 
 
 def below_visibility_timeout(app: Celery, delay_ms: float) -> float:
     """This delay, or half of the broker's ``visibility_timeout`` where that is shorter.
 
-    A worker keeps a message that is not due yet, unacknowledged. Redis and SQS deliver what is
-    unacknowledged for longer than that again.
+    A worker keeps a message that is not due yet, and does not acknowledge it. Redis and SQS deliver
+    a message again that is not acknowledged within that time.
     """
     timeout_s = (app.conf.broker_transport_options or {}).get("visibility_timeout")
     if not isinstance(timeout_s, (int, float)):
@@ -42,14 +42,14 @@ def publish_again(
     call: Call,
     delay_ms: float,
     *,
-    patience_ms: float,
+    publish_timeout_ms: float,
     header: dict[str, object],
     retries: int | None = None,
 ) -> Signature[Any]:
-    """Publish the task of this call again. Raises what the broker said when patience is over.
+    """Publish the task of this call again. After ``publish_timeout_ms``, raises the broker's error.
 
-    While the broker is down this goes on trying, here in the worker's slot: nobody else has the
-    message. A publish-time lock that was not redeemed goes with it.
+    While the broker is down, this retries in the worker's slot: only this worker has the message.
+    A publish-time lock that was not adopted is sent with it.
     """
     task: Any = call.task
     request: Any = call.request
@@ -63,18 +63,18 @@ def publish_again(
     )
     is_carried = False
     try:
-        is_carried = _publish(call, signature, patience_ms, header)
+        is_carried = _publish(call, signature, publish_timeout_ms, header)
     finally:
         if lock_id is not None and not is_carried:
-            put_back(request, lock_id)  # to be released
+            put_back(request, lock_id)  # so that it is released
     return signature
 
 
 def _publish(
-    call: Call, signature: Signature[Any], patience_ms: float, header: dict[str, object]
+    call: Call, signature: Signature[Any], publish_timeout_ms: float, header: dict[str, object]
 ) -> bool:
-    """Whether a message was made that carries our header."""
-    deadline = time.monotonic() + patience_ms / 1000
+    """Returns whether a message with our header was made."""
+    deadline = time.monotonic() + publish_timeout_ms / 1000
     while True:
         try:
             with attaching(str(call.task_id), **header) as attachment:
@@ -85,12 +85,12 @@ def _publish(
                 raise
             logger.log(
                 logging.WARNING,
-                "Task %s[%s] could not be published again (%s); retrying",
+                "Could not publish task %s[%s] again (%s); retrying.",
                 call.name,
                 call.task_id,
                 type(error.__cause__ or error).__name__,
             )
-        # It may have been published all the same, and only the answer was lost: then this is a
-        # second copy, and has to say so.
+        # It may have been published although the answer was lost: then the next message is a
+        # second copy, so mark it as one.
         header = {"earlier": {}, **header}
         time.sleep(_PAUSE_S)

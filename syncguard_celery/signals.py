@@ -1,8 +1,8 @@
-"""What happens to a task's lock, as Celery signals and as log lines.
+"""The events of a task's lock, as Celery signals and as log lines.
 
-Every signal is sent by the task (or, for a plain function, None) with ``task_id``, ``task_name``,
-``key_hash``, ``fence``, ``waited_ms`` and ``held_ms``; what is not known is None. No raw key and
-no lock id is sent or logged. The logger is ``syncguard.celery``.
+The sender of every signal is the task (for a plain function, None). The arguments are ``task_id``,
+``task_name``, ``key_hash``, ``fence``, ``waited_ms`` and ``held_ms``; what is not known is None.
+No raw key and no lock id is sent or logged. The logger is ``syncguard.celery``.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("syncguard.celery")
 
-_FACTS: Final = ["task_id", "task_name", "key_hash", "fence", "waited_ms", "held_ms"]
+_ARGUMENTS: Final = ["task_id", "task_name", "key_hash", "fence", "waited_ms", "held_ms"]
 
-task_lock_acquired = Signal(name="task_lock_acquired", providing_args=_FACTS)
-task_lock_contended = Signal(name="task_lock_contended", providing_args=[*_FACTS, "policy"])
-task_lock_lost = Signal(name="task_lock_lost", providing_args=_FACTS)
-task_lock_released = Signal(name="task_lock_released", providing_args=_FACTS)
+task_lock_acquired = Signal(name="task_lock_acquired", providing_args=_ARGUMENTS)
+task_lock_contended = Signal(name="task_lock_contended", providing_args=[*_ARGUMENTS, "policy"])
+task_lock_lost = Signal(name="task_lock_lost", providing_args=_ARGUMENTS)
+task_lock_released = Signal(name="task_lock_released", providing_args=_ARGUMENTS)
 
 
 def listening(signal: Signal, level: int) -> bool:
-    """Whether anybody wants to know."""
+    """Whether the signal has a receiver or the level is logged."""
     return bool(signal.receivers) or logger.isEnabledFor(level)
 
 
@@ -43,7 +43,7 @@ def notify(
     held_ms: float | None = None,
     **more: object,
 ) -> None:
-    """Log one line, and tell the receivers; if nobody listens, nothing is done, no key hashed."""
+    """Log one line and send the signal. Without a log handler or receiver, hash no key."""
     if not listening(signal, level):
         return
     hashed = key_hash()
@@ -51,7 +51,7 @@ def notify(
         logger.log(
             level,
             "%s %s (key %s%s%s%s)",
-            _who(call),
+            _subject(call),
             text,
             hashed,
             "" if fence is None else f", fence {fence}",
@@ -71,7 +71,7 @@ def notify(
         )
 
 
-def _who(call: Call) -> str:
+def _subject(call: Call) -> str:
     if call.task_id is not None:
         return f"Task {call.name}[{call.task_id}]"
     if call.request is None and call.task is not None:  # it is being published

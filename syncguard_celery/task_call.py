@@ -1,7 +1,7 @@
 """One call of a locked function: which task it belongs to, and how it was called.
 
 Celery keeps the running tasks on a stack, and each task its requests on another; only this module
-reads the two. A call is *in a worker*, *eager*, or *direct*: only the first can be republished.
+reads them. A call is *in a worker*, *eager*, or *direct*: only the first can be republished.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from celery import Celery
     from celery.app.task import Context, Task
 
-_task_stack: Any = cast("Any", _state)._task_stack  # the stubs leave it out
+_task_stack: Any = cast("Any", _state)._task_stack  # not in the stubs
 
 MARK: Final = "__syncguard__"
-"""The attribute by which a function is known to be locked; it holds its ``LockedFunction``."""
+"""The attribute of a locked function that holds its ``LockedFunction``."""
 
 
-@dataclass(slots=True)  # not frozen: that would double the price of making one
+@dataclass(slots=True)  # not frozen: that would double the time to make one
 class Call:
     """A call of a locked function."""
 
@@ -38,21 +38,21 @@ class Call:
 
     @property
     def in_worker(self) -> bool:
-        """Whether a message stands behind it, which can be published again."""
+        """Whether the call comes from a message, which can be published again."""
         request = self.request
         return request is not None and not (request.called_directly or request.is_eager)
 
 
 def call_of(locked: object, name: str, app: Celery | None) -> Call:
-    """The call that is being made: of the innermost task, if that is the function's own."""
+    """The current call: of the innermost task, if that task runs this locked function."""
     task = _task_stack.top
-    if task is None or not _locks(locked_function(task), locked):
+    if task is None or not _includes(locked_function(task), locked):
         return Call(name, None, None, app or get_current_app())
     return Call(task.name, task, task.request_stack.top, task.app)
 
 
 def locked_function(task: object) -> Any:
-    """What makes this task locked, or None. The outermost, where it has several locks."""
+    """The ``LockedFunction`` of this task, or None. If it has several locks, the outermost."""
     function = getattr(task, "__wrapped__", None) or getattr(task, "run", None)
     return getattr(function, MARK, None)
 
@@ -60,13 +60,13 @@ def locked_function(task: object) -> Any:
 def is_bound(task: object) -> bool:
     """Whether the task's function takes the task as its first argument.
 
-    Not by its ``run``: autoretry and integrations put functions of their own there.
+    ``run`` alone does not show it: autoretry and integrations replace it with their own functions.
     """
     function = getattr(task, "__wrapped__", None) or getattr(task, "run", None)
     return getattr(function, "__self__", None) is not None
 
 
-def _locks(outermost: Any, locked: object) -> bool:
+def _includes(outermost: Any, locked: object) -> bool:
     while outermost is not None and outermost is not locked:
         outermost = getattr(outermost.function, MARK, None)
     return outermost is not None
@@ -86,8 +86,8 @@ def running_requests() -> list[Context]:
     return requests
 
 
-def republishes(name: str, task_id: str | None) -> bool:
-    """Whether to publish this is to publish a running task again: a retry, or contention."""
+def is_republish(name: str, task_id: str | None) -> bool:
+    """Whether this publishes a running task again: a retry, or after contention."""
     if task_id is None or _task_stack.top is None:
         return False
     return any(task.name == name and task.request.id == task_id for task in _task_stack.stack)

@@ -1,4 +1,4 @@
-"""For the tests of those who have locked tasks: run them without locks, and ask for their keys."""
+"""Helpers for tests of locked tasks: run them without locks, and check their keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unlocked() -> DisabledLocks:
     """Run locked tasks without their locks, in this process; no backend is needed.
 
     For a ``with`` block or, as a decorator, for a function. A task still has a fence, of 15 digits
-    and larger than those before: ``current_fence()`` and ``current_lock()`` work as always.
+    and larger than the fences before: ``current_fence()`` and ``current_lock()`` work as usual.
     """
     return DisabledLocks()
 
@@ -27,7 +27,7 @@ def lock_key(task: Task[..., Any], /, *args: object, **kwargs: object) -> str | 
     """The key that a call with these arguments would lock; None if it would run unlocked."""
     locked = locked_function(task)
     if not isinstance(locked, LockedFunction):
-        raise AssertionError(f"{_name(task)} is no locked task")
+        raise AssertionError(f"{_name(task)} is not a locked task")
     return locked.key_for_task(task, args, kwargs)
 
 
@@ -39,7 +39,7 @@ def assert_locks(task: Task[..., Any], key: str, /, *args: object, **kwargs: obj
 
 
 def assert_runs_unlocked(task: Task[..., Any], /, *args: object, **kwargs: object) -> None:
-    """Assert that a call with these arguments would take no lock."""
+    """Assert that a call with these arguments would acquire no lock."""
     if locked_function(task) is None:
         return
     actual = lock_key(task, *args, **kwargs)

@@ -1,1 +1,1 @@
-"""Locks that are taken when a task is published: ``at="publish"``. Private."""
+"""Locks that are acquired when a task is published: ``at="publish"``. Private."""

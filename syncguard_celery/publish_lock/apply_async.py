@@ -1,8 +1,8 @@
-"""Publishing a locked task: what ``delay()`` and ``apply_async()`` do before Celery's own.
+"""Publishing a locked task: what ``delay()`` and ``apply_async()`` do before Celery's own code.
 
-With ``at="publish"`` the lock is taken here and its id goes into the message. A duplicate
-publishes nothing; one whose id is prescribed (a canvas knows it already) is published without the
-lock, and its worker does what the contention policy says.
+With ``at="publish"`` the lock is acquired here, and the message carries its id. A duplicate is not
+published. A duplicate with a given task id (a canvas already refers to it) is published without the
+lock, and its worker applies the contention policy.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from syncguard_celery.locked_calls import Holding, enclosing
 from syncguard_celery.locked_function import LockedFunction
 from syncguard_celery.message_header import take_lock
 from syncguard_celery.publish_lock.handover import publish_with_lock
-from syncguard_celery.redelivery import CLOCKS_MS
-from syncguard_celery.release import handed_on
+from syncguard_celery.redelivery import MAX_CLOCK_SKEW_MS
+from syncguard_celery.release import take_handed_over
 from syncguard_celery.signals import notify, task_lock_contended
-from syncguard_celery.task_call import Call, locked_function, republishes
+from syncguard_celery.task_call import Call, is_republish, locked_function
 
 if TYPE_CHECKING:
     from celery.result import AsyncResult
@@ -65,12 +65,12 @@ def apply_async(
     locked: LockedFunction = locked_function(self)
     if locks_disabled():
         return publish(task_id=task_id)
-    again = task_id is not None and republishes(self.name, task_id)
+    again = task_id is not None and is_republish(self.name, task_id)
     if locked.options.at == "run":
         if again:
-            _note_retry(self, options)
-        elif _are_final(self, locked):
-            # A key that cannot be made is an error here, not in some worker.
+            _record_retry(self, options)
+        elif _are_arguments_final(self, locked):
+            # If the key cannot be made, raise here, not in a worker.
             locked.key_for_task(self, args or (), kwargs or {})
         return publish(task_id=task_id)
     if self.app.conf.task_always_eager:
@@ -84,11 +84,11 @@ def apply_async(
     return _publish_once(self, locked, publish, key, task_id, _delay_ms(self, options))
 
 
-def _are_final(task: Task[..., Any], locked: LockedFunction) -> bool:
-    """Whether a template can be tried on the arguments already: they are what the worker gets.
+def _are_arguments_final(task: Task[..., Any], locked: LockedFunction) -> bool:
+    """Whether these arguments are what the worker gets, so that the key template can be checked.
 
-    A base class may add some on the way, and a task that is not ``typing`` takes any. A key that
-    is computed may be costly, or need arguments as only the worker has them.
+    A base class may add arguments, and a task with ``typing=False`` accepts any. A callable key
+    may be slow, or need arguments that only the worker has.
     """
     if locked.key_is_computed or locked.pydantic is not None or not task.typing:
         return False
@@ -96,13 +96,13 @@ def _are_final(task: Task[..., Any], locked: LockedFunction) -> bool:
 
 
 def _next_apply_async(task: Task[..., Any]) -> Publish:
-    """What the task's class would do without us: its base's, whichever that is."""
+    """The ``apply_async`` of the task's base class."""
     for kind in type(task).__mro__:
         if kind.__dict__.get("apply_async") is apply_async:
             base: Any = super(kind, task)
             publish: Publish = base.apply_async
             return publish
-    raise AssertionError("the task's class lost its apply_async")
+    raise AssertionError("the task's class has no apply_async of SyncGuard")
 
 
 def _publish_once(
@@ -110,58 +110,62 @@ def _publish_once(
     locked: LockedFunction,
     publish: Publish,
     key: str,
-    prescribed_id: str | None,
+    given_id: str | None,
     delay_ms: float,
 ) -> AsyncResult[Any]:
     backend = backend_of(locked.options, task.app)
-    task_id = prescribed_id or uuid()
+    task_id = given_id or uuid()
     label = holder_label(task.name, task_id)
     for _ in range(LOOKUP_ATTEMPTS):
         answer = backend.acquire(key, locked.options.pending_ttl_ms + round(delay_ms), holder=label)
         if answer.ok:
             publish = functools.partial(publish, task_id=task_id)
             return publish_with_lock(answer.lock_id, backend, task_id, publish)
-        if prescribed_id is not None:
+        if given_id is not None:
             break
         info = get_by_key_raw(backend, key)
         if info is None:
             continue
-        twin = task_id_in(info.holder, task.name)
-        if twin is not None and _was_revoked_in_time(task, twin, info, locked.options.ttl_ms):
+        existing_id = task_id_in(info.holder, task.name)
+        if existing_id is not None and _was_revoked_before_start(
+            task, existing_id, info, locked.options.ttl_ms
+        ):
             backend.release(info.lock_id)
             continue
-        if twin is not None:
+        if existing_id is not None:
             notify(
                 task_lock_contended,
                 logging.INFO,
-                f"was not published again: task {twin} with the same lock is queued or running",
+                f"was not published: task {existing_id} with the same lock is queued or running",
                 Call(task.name, task, None, task.app),
                 lambda: backend.hash(key),
                 fence=info.fence,
                 policy="publish",
             )
-            return task.AsyncResult(twin)
+            return task.AsyncResult(existing_id)
         break
     return publish(task_id=task_id)
 
 
-def _was_revoked_in_time(task: Task[..., Any], twin: str, info: LockInfo, ttl_ms: int) -> bool:
-    """Whether the queued task was revoked, and can never have begun.
+def _was_revoked_before_start(
+    task: Task[..., Any], existing_id: str, info: LockInfo, ttl_ms: int
+) -> bool:
+    """Whether the queued task was revoked before it began.
 
-    Its worker says so at once, but drops the message, and the lock with it, only when its ETA
-    has come. Whoever runs has at most ``ttl_ms`` left on the lock.
+    Its worker stores REVOKED at once, but drops the message and its lock only at the ETA. The lock
+    of a running task has at most ``ttl_ms`` left.
     """
-    if info.expires_at_ms - time.time() * 1000 <= ttl_ms + CLOCKS_MS:
+    if info.expires_at_ms - time.time() * 1000 <= ttl_ms + MAX_CLOCK_SKEW_MS:
         return False
     try:
-        state: str = task.AsyncResult(twin).state
+        state: str = task.AsyncResult(existing_id).state
         return state == REVOKED
-    except Exception:  # there is no result store, or it has a bad day
+    except Exception:  # no result store, or it cannot be reached
         return False
 
 
-def _note_retry(task: Task[..., Any], options: dict[str, Any]) -> None:
-    """With ``throw=False`` nothing else tells that the task ends in a retry."""
+def _record_retry(task: Task[..., Any], options: dict[str, Any]) -> None:
+    """Record that the task ends in a retry: with ``throw=False`` it raises nothing."""
     request = task.request
     if _is_retry(request, options):
         for own in enclosing():
@@ -181,7 +185,7 @@ def _publish_again(
     task_id: str,
     options: dict[str, Any],
 ) -> AsyncResult[Any]:
-    """A retry: no check, and a publish-time lock goes with it."""
+    """Publish a retry: without checks, and with the publish-time lock."""
     request: Any = task.request
     if not _is_retry(request, options):
         return publish()
@@ -189,23 +193,23 @@ def _publish_again(
     holding = _publish_time_holding(request)
     if (
         holding is not None
-        # A key is made once: another time it may come out differently.
+        # With the same arguments, do not make the key again: a callable may return another one.
         and not _has_arguments(request, args, kwargs)
         and locked.key_for_task(task, args, kwargs) != holding.key
     ):
-        return publish()  # this lock would be the wrong one
+        return publish()  # the retry needs another lock
     if holding is not None and holding.retry is None:
-        # The task still runs, under the lock that the retry is to have. It is published when the
-        # task has ended: no retry may begin before.
+        # The task still runs under the lock that the retry will have. The retry is published after
+        # the task has ended, so that it cannot begin before.
         holding.retry = (publish, delay_ms)
         return task.AsyncResult(task_id)
-    # By autoretry_for, which comes after the lock was let go; or before it was redeemed.
-    lock_id = handed_on(request) or take_lock(request)
+    # A retry by autoretry_for, after the hold has ended; or one before the lock was adopted.
+    lock_id = take_handed_over(request) or take_lock(request)
     if lock_id is None:
         return publish()
     backend = backend_of(locked.options, task.app)
     if delay_ms:
-        with contextlib.suppress(LockError):  # then it may run out: the retry acquires afresh
+        with contextlib.suppress(LockError):  # the lock may expire; then the retry acquires it
             backend.extend(lock_id, locked.options.pending_ttl_ms + round(delay_ms))
     return publish_with_lock(lock_id, backend, task_id, publish)
 
@@ -223,7 +227,7 @@ def _has_arguments(request: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _delay_ms(task: Task[..., Any], options: dict[str, Any]) -> float:
-    """For how long the message is to lie before it may run."""
+    """The delay until the message may run, from ``countdown`` or ``eta``."""
     countdown, eta = options.get("countdown"), options.get("eta")
     if countdown:
         return max(0.0, float(countdown) * 1000)

@@ -1,10 +1,12 @@
-"""Publish-time locks whose task never came to redeem or to hand on: who else releases them.
+"""Releases publish-time locks that their task neither adopted nor handed over.
 
-A task that is revoked or expires before it ran never reaches the function we wrap; only
-``task_revoked`` tells, in the worker's main process. One that the worker does not know is dropped
-there, and ``task_unknown`` tells. One whose base class or ``before_start`` ended it ends without
-us, and ``task_postrun`` tells. The id in a message is spent if the task did run, so releasing by
-it harms nobody.
+The function we wrap is not called in these cases, and a signal of Celery reports each of them:
+
+- ``task_revoked``, in the worker's main process: the task was revoked or expired before it ran;
+- ``task_unknown``: the worker does not know the task, and dropped its message;
+- ``task_postrun``: the task's base class or ``before_start`` ended it.
+
+If the task did run, the id in its message is no longer valid, and a release with it has no effect.
 """
 
 from __future__ import annotations
@@ -19,58 +21,59 @@ from celery.signals import task_postrun, task_received, task_revoked, task_unkno
 
 from syncguard import LockBackend, LockError
 from syncguard_celery.configured_backends import backend_of
-from syncguard_celery.message_header import header_in, seal_lock, take_lock
+from syncguard_celery.message_header import header_in, hide_lock_id, take_lock
 from syncguard_celery.options import LockOptions
-from syncguard_celery.release import handed_on
+from syncguard_celery.release import take_handed_over
 from syncguard_celery.task_call import locked_function
 
-_AT_ONCE_S: Final = 0.2
+_WAIT_S: Final = 0.2
 _IDLE_S: Final = 5.0
-_PAUSES_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_RETRY_DELAYS_S: Final = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def listen() -> None:
-    """From now on. Not earlier than the first task with a publish-time lock: receivers cost."""
-    task_received.connect(_seal, weak=False, dispatch_uid=f"{__name__}.seal")
+    """Connect the receivers. Called only for tasks that need them: receivers take time."""
+    task_received.connect(_hide_lock_id, weak=False, dispatch_uid=f"{__name__}.seal")
     task_revoked.connect(_release_revoked, weak=False, dispatch_uid=f"{__name__}.revoked")
     task_postrun.connect(_release_unclaimed, weak=False, dispatch_uid=f"{__name__}.unclaimed")
 
 
 @task_unknown.connect(weak=False, dispatch_uid=f"{__name__}.unknown")
 def _release_unknown(sender: Any = None, message: Any = None, **_: object) -> None:
-    """Which backend its task would have used, nobody here can say: the app's, most likely."""
+    """The task's own backend is not known here: use the app's backend."""
     lock_id = header_in(message.headers).get("lock")
     if lock_id is not None:
-        with contextlib.suppress(LockError):  # there is none
-            _elsewhere.release(backend_of(LockOptions(), sender.app), lock_id)
+        with contextlib.suppress(LockError):  # the app has none
+            _release_thread.release(backend_of(LockOptions(), sender.app), lock_id)
 
 
-def _seal(request: Any = None, **_: object) -> None:
-    seal_lock(header_in(request.request_dict))
+def _hide_lock_id(request: Any = None, **_: object) -> None:
+    hide_lock_id(header_in(request.request_dict))
 
 
 def _release_revoked(sender: Any = None, request: Any = None, **_: object) -> None:
     locked = locked_function(sender)
     lock_id = None if locked is None else take_lock(request)
     if lock_id is not None:
-        _elsewhere.release(backend_of(locked.options, sender.app), lock_id)
+        _release_thread.release(backend_of(locked.options, sender.app), lock_id)
 
 
 def _release_unclaimed(sender: Any = None, task: Any = None, **_: object) -> None:
-    """The task is over: nobody redeemed its lock, or handed it on to a retry that nobody made."""
+    """The task ended and did not adopt its lock, or handed it over to a retry never published."""
     locked = locked_function(sender)
     if locked is None or locked.options.at != "publish":
         return
-    for lock_id in (take_lock(task.request), handed_on(task.request)):
+    for lock_id in (take_lock(task.request), take_handed_over(task.request)):
         if lock_id is not None:
-            _elsewhere.release(backend_of(locked.options, sender.app), lock_id)
+            _release_thread.release(backend_of(locked.options, sender.app), lock_id)
 
 
-class _Elsewhere:
-    """Releases on a thread: a Redis that hangs must not stop the worker's main loop.
+class _ReleaseThread:
+    """Releases locks on a thread: a Redis that hangs must not block the worker's main loop.
 
-    Usually it is done at once, and waited for. When it is not, nobody waits for the next ones. One
-    that fails is tried again for a while: nobody else will, and its key would stay blocked.
+    ``release`` waits briefly for the result. After a wait that was too short, later calls do not
+    wait until the thread continues. A failed release is retried a few times: no other code does
+    it, and the key would stay locked.
     """
 
     def __init__(self) -> None:
@@ -88,7 +91,7 @@ class _Elsewhere:
             thread.start()
             self._thread = thread
         if not self._is_stuck:
-            self._is_stuck = not tried.wait(_AT_ONCE_S)
+            self._is_stuck = not tried.wait(_WAIT_S)
 
     def _run(self) -> None:
         while True:
@@ -98,12 +101,12 @@ class _Elsewhere:
                 self._thread = None
                 if self._jobs.empty():
                     return
-                continue  # somebody came just now; if they started another thread, no matter
-            for pause_s in _PAUSES_S:
+                continue  # a job was added just now; a second thread does no harm
+            for pause_s in _RETRY_DELAYS_S:
                 time.sleep(pause_s)
                 try:
-                    # A task that ran has spent the id. A release that finds nothing would be
-                    # reported as a loss, so look first.
+                    # If the task ran, the id is no longer valid. A release that finds no lock
+                    # would be reported as a loss, so look it up first.
                     if backend.lookup(lock_id=lock_id) is not None:
                         backend.release(lock_id)
                 except Exception:
@@ -114,4 +117,4 @@ class _Elsewhere:
             self._is_stuck = False
 
 
-_elsewhere: Final = _Elsewhere()
+_release_thread: Final = _ReleaseThread()

@@ -65,7 +65,7 @@ def test_the_time_that_a_task_waited_counts_from_its_first_attempt(
     at_least_ms = (time.monotonic() - first_seen) * 1000
     scene.go()
     second.get(timeout=30)
-    line = rf"\[{second.id}\] holds its lock \(.*, waited (\d+) ms"
+    line = rf"\[{second.id}\] acquired its lock \(.*, waited (\d+) ms"
     waited_ms = int(eventually(lambda: re.search(line, prefork.log))[1])
     assert waited_ms >= at_least_ms
 

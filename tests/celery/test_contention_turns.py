@@ -168,7 +168,7 @@ def test_the_log_says_once_that_a_task_met_contention_and_once_that_it_holds_its
     lines = [record.getMessage() for record in caplog.records if record.name == "syncguard.celery"]
     assert len(lines) == 2
     assert "found its lock held by somebody else: retry" in lines[0]
-    assert "holds its lock" in lines[1]
+    assert "acquired its lock" in lines[1]
 
 
 def test_a_task_that_meets_no_contention_logs_nothing(hot, deliver, caplog):
@@ -241,7 +241,7 @@ def test_many_attempts_have_long_delays_so_that_they_stay_few(syncguard_backend,
 
     assert delay_ms(8) >= 600
     assert delay_ms(15) >= 9_000
-    assert delay_ms(10_000) == contention_turns.LAST_DELAY_MS
+    assert delay_ms(10_000) == contention_turns.MAX_DELAY_MS
 
 
 def test_a_task_that_met_contention_tells_the_queue_how_long_it_held(
@@ -268,7 +268,7 @@ def test_a_task_that_met_contention_tells_the_queue_how_long_it_held(
 def test_holds_are_remembered_of_a_limited_number_of_keys(monkeypatch):
     monkeypatch.setattr(contention_turns, "_holds", {})
     for number in range(1_000):
-        contention_turns.note_hold(f"k{number}", 100.0)
+        contention_turns.record_hold(f"k{number}", 100.0)
     assert len(contention_turns._holds) == 256
     assert "k999" in contention_turns._holds
     assert contention_turns._holds["k999"] == 100

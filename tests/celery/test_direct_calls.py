@@ -173,7 +173,7 @@ def test_a_policy_that_does_not_exist_is_refused(app, syncguard_backend):
     @locked_task(app=app, name="lost", key="k", on_contention=lambda: "whatever")
     def task(): ...
 
-    with syncguard_backend.acquire("k", 20_000), pytest.raises(LockError, match="must choose"):
+    with syncguard_backend.acquire("k", 20_000), pytest.raises(LockError, match="must return"):
         task()
 
 

@@ -208,7 +208,7 @@ def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
     before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
     # As in a process in which no task was locked yet.
     monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
-    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous_handler", None)
     try:
         interrupt = MainThreadInterrupt()
         signal.raise_signal(signal.SIGURG)
@@ -242,7 +242,7 @@ os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
 def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
     heard = []
     monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
-    monkeypatch.setattr(MainThreadInterrupt, "_previous", None)
+    monkeypatch.setattr(MainThreadInterrupt, "_previous_handler", None)
     first = MainThreadInterrupt()
     ours = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
     try:

@@ -52,7 +52,7 @@ def test_a_duplicate_is_logged_with_the_task_that_is_queued(worker_app, scene, l
         worker_app.unique.apply_async((scene.name,), queue=queue)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "Task worker_app.unique was not published again:"
+        "Task worker_app.unique was not published:"
         f" task {first.id} with the same lock is queued or running"
         f" (key {locks.hash(f'unique:{scene.name}')}, fence {1:015d})"
     )

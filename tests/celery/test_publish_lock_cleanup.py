@@ -14,7 +14,7 @@ from wrapped_backends import FailsSomeAdoptions, WrappedBackend
 
 from syncguard import LockError, with_telemetry
 from syncguard_celery import current_fence, locked_task
-from syncguard_celery.publish_lock.cleanup import _Elsewhere
+from syncguard_celery.publish_lock.cleanup import _ReleaseThread
 
 
 class Gate(Task):
@@ -130,7 +130,7 @@ def test_a_lock_that_cannot_be_handed_on_does_not_end_the_retries(
 
     task.delay()
     assert deliver().state == "RETRY"
-    assert "could not be handed on" in caplog.text
+    assert "Could not hand over a lock" in caplog.text
     again = deliver()
     assert "lock" not in again.came_with
     assert again.result == "000000000000002"
@@ -259,9 +259,9 @@ class Hanging(WrappedBackend):
 
 
 def test_a_lock_service_that_hangs_does_not_stop_the_workers_main_loop(eventually):
-    backend, elsewhere = Hanging(None), _Elsewhere()
+    backend, release_thread = Hanging(None), _ReleaseThread()
     for number in range(100):  # which would take 20 s if each were waited for
-        elsewhere.release(backend, str(number))
+        release_thread.release(backend, str(number))
     assert not backend.released
     backend.go_on.set()
     eventually(lambda: len(backend.released) == 100)
@@ -278,7 +278,7 @@ def test_a_release_that_failed_is_tried_again(eventually, syncguard_backend):
             return self.backend.release(lock_id)
 
     acquired = syncguard_backend.acquire("k", 60_000)
-    _Elsewhere().release(Failing(syncguard_backend), acquired.lock_id)
+    _ReleaseThread().release(Failing(syncguard_backend), acquired.lock_id)
     eventually(lambda: not syncguard_backend.is_locked("k"))
 
 

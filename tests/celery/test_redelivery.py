@@ -70,7 +70,7 @@ def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
     assert result.state == "PENDING"
     scene.go()
     assert result.get(timeout=30) == "done with 000000000000001"
-    eventually(lambda: f"[{result.id}] was delivered again, and has ended already" in second.log)
+    eventually(lambda: f"[{result.id}] was delivered again but has already ended" in second.log)
     assert scene.events() == ["begin", "end"]
     assert result.get() == "done with 000000000000001"
 

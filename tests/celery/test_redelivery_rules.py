@@ -14,7 +14,7 @@ from wrapped_backends import WrappedBackend, release_as_administrator
 
 from syncguard import LockError
 from syncguard_celery import LockContended, current_fence, locked, locked_task, redelivery
-from syncguard_celery.holder_label import holder_label, is_delivered_again, task_id_in
+from syncguard_celery.holder_label import holder_label, is_redelivered, task_id_in
 from syncguard_celery.message_header import HEADER, key_digest
 from syncguard_celery.redelivery import is_copy, is_own_delivery
 from syncguard_celery.task_call import Call
@@ -123,7 +123,7 @@ class TestTheFirstLives:
     ):
         """The message waited in a worker for so long that its copy overtook it."""
         result = task.delay()
-        label = holder_label("late", result.id, again=True)
+        label = holder_label("late", result.id, redelivered=True)
         with syncguard_backend.acquire("k", TTL_MS, holder=label):
             look(deliver)
         assert not bodies
@@ -363,9 +363,9 @@ class TestWhoseLockItIs:
 
 
 def test_the_label_of_a_copy_says_so_and_can_still_be_read():
-    label = holder_label("shop.settle", "0b7c", again=True)
+    label = holder_label("shop.settle", "0b7c", redelivered=True)
     assert label.endswith(" (delivered again)")
-    assert is_delivered_again(label)
+    assert is_redelivered(label)
     assert task_id_in(label, "shop.settle") == "0b7c"
-    assert not is_delivered_again(holder_label("shop.settle", "0b7c"))
-    assert not is_delivered_again(None)
+    assert not is_redelivered(holder_label("shop.settle", "0b7c"))
+    assert not is_redelivered(None)

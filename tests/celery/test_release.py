@@ -31,7 +31,7 @@ def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backen
     def unclaimed(): ...
 
     acquired = syncguard_backend.acquire("k", 20_000)
-    unclaimed.push_request(_syncguard_handed_on=acquired.lock_id)
+    unclaimed.push_request(_syncguard_handed_over=acquired.lock_id)
     _release_unclaimed(sender=unclaimed, task=unclaimed)
     assert not syncguard_backend.is_locked("k")
     _release_unclaimed(sender=unclaimed, task=unclaimed)
@@ -48,7 +48,7 @@ def test_an_interrupt_between_acquiring_and_running_leaves_no_lock(
     def strike(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("syncguard_celery.acquire.remember", strike)
+    monkeypatch.setattr("syncguard_celery.acquire.record_fence", strike)
     with pytest.raises(KeyboardInterrupt):
         task()
     assert not syncguard_backend.is_locked("k")
@@ -115,7 +115,7 @@ def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monk
         call=Call("broken", broken, Context(id="x"), app),
     )
     acquired = syncguard_backend.acquire("k", 20_000)
-    holding.call.request.__dict__["_syncguard_handed_on"] = acquired.lock_id
+    holding.call.request.__dict__["_syncguard_handed_over"] = acquired.lock_id
     with pytest.raises(Reject):
         _publish_retry(holding)
     assert published
@@ -199,7 +199,7 @@ def test_an_interrupt_at_any_line_of_ours_leaves_neither_lock_nor_heartbeat_nor_
     assert not lost
 
 
-UNCATCHABLE = {"enter", "release_after_interrupt", "release_again", "arm", "disarm"}
+UNCATCHABLE = {"enter", "release_after_interrupt", "release_quietly", "arm", "disarm"}
 """Between the answer and the note of whose it is, and in the last resort itself: no code of ours
 could catch it there. Such a lock is not extended, and free after its TTL. Where a lock of Python's
 is held, a tracer strikes between lines, which a signal does not."""

@@ -111,8 +111,8 @@ def test_a_line_names_the_task_its_id_and_what_is_known(app, syncguard_backend, 
         task.apply(task_id="the-id")
         task()
     lines = [record.getMessage() for record in caplog.records]
-    assert lines[0].startswith("Task named[the-id] holds its lock (key ")
-    assert lines[2].startswith("Call of task named holds its lock (key ")
+    assert lines[0].startswith("Task named[the-id] acquired its lock (key ")
+    assert lines[2].startswith("Call of task named acquired its lock (key ")
     assert "None" not in "".join(lines)
 
 

@@ -96,5 +96,5 @@ def test_a_task_that_would_not_lock(app, settle):
     assert_runs_unlocked(plain)
     with pytest.raises(AssertionError, match="would lock 'invoice:42'"):
         assert_runs_unlocked(settle, 42)
-    with pytest.raises(AssertionError, match="no locked task"):
+    with pytest.raises(AssertionError, match="not a locked task"):
         lock_key(plain)
