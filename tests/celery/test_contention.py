@@ -20,7 +20,7 @@ def occupied(prefork, worker_app, scene):
     return result
 
 
-def test_only_one_at_a_time_and_nothing_is_lost(any_pool, worker_app, scene):
+def test_only_one_task_runs_at_a_time_and_all_tasks_run(any_pool, worker_app, scene):
     results = [
         worker_app.visiting.apply_async((scene.name, False, 0.05), queue=any_pool.queue)
         for _ in range(4)
@@ -30,7 +30,7 @@ def test_only_one_at_a_time_and_nothing_is_lost(any_pool, worker_app, scene):
     assert scene.events() == ["enter", "leave"] * 4
 
 
-def test_a_retry_waits_in_the_retry_state_and_says_so_at_info(
+def test_a_task_that_meets_contention_has_the_retry_state_and_is_logged_at_info(
     prefork, worker_app, scene, occupied, eventually
 ):
     second = worker_app.visiting.apply_async((scene.name,), queue=prefork.queue)
@@ -98,7 +98,7 @@ def test_a_skipped_step_does_not_hang_its_chain_group_or_chord(
     assert chord([skipping, skipping], echo).delay().get(timeout=30) is None
 
 
-def test_a_waiting_task_is_woken_when_the_lock_is_free(prefork, worker_app, scene, occupied):
+def test_a_waiting_task_is_woken_when_the_lock_is_released(prefork, worker_app, scene, occupied):
     second = worker_app.waiting.apply_async((scene.name,), queue=prefork.queue)
     scene.go()
     assert second.get(timeout=30) == "000000000000002"
@@ -110,7 +110,7 @@ def test_waiting_ends_with_the_contention_timeout(prefork, worker_app, scene, oc
         second.get(timeout=30)
 
 
-def test_failing_says_who_holds_the_lock_and_for_how_long(
+def test_the_error_of_a_failed_task_has_the_fence_and_the_remaining_time(
     prefork, worker_app, scene, occupied, locks
 ):
     second = worker_app.failing.apply_async((scene.name,), queue=prefork.queue)
@@ -123,7 +123,9 @@ def test_failing_says_who_holds_the_lock_and_for_how_long(
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("skip", "chosen"), ("fail", LockContended)])
-def test_a_callable_chooses_per_call(prefork, worker_app, scene, occupied, policy, outcome):
+def test_a_callable_chooses_the_policy_for_each_call(
+    prefork, worker_app, scene, occupied, policy, outcome
+):
     second = worker_app.choosing.apply_async((scene.name, policy), queue=prefork.queue)
     if outcome is LockContended:
         with pytest.raises(LockContended):
@@ -145,7 +147,7 @@ def test_a_shared_task_is_locked_too(prefork, worker_app, scene, occupied):
     assert second.get(timeout=30) == "000000000000002"
 
 
-def test_without_a_key_there_is_no_lock(prefork, worker_app, scene):
+def test_a_task_without_a_key_acquires_no_lock(prefork, worker_app, scene):
     assert worker_app.without_lock.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
 
 
@@ -156,7 +158,7 @@ def test_the_holder_label_names_task_id_and_host(prefork, worker_app, scene, occ
     assert label == f"worker_app.visiting[{occupied.id}]@{gethostname()}"
 
 
-def test_the_lock_stays_held_for_its_minimum(prefork, worker_app, scene, locks):
+def test_the_lock_is_held_for_at_least_min_hold_ms(prefork, worker_app, scene, locks):
     task = worker_app.holding_at_least
     assert task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
     info = locks.lookup(key=f"visit:{scene.name}")
@@ -165,7 +167,7 @@ def test_the_lock_stays_held_for_its_minimum(prefork, worker_app, scene, locks):
         task.apply_async((scene.name,), queue=prefork.queue).get(timeout=30)
 
 
-def test_the_minimum_holds_for_a_task_that_failed(prefork, worker_app, scene, locks):
+def test_min_hold_ms_also_applies_to_a_task_that_failed(prefork, worker_app, scene, locks):
     result = worker_app.holding_at_least.apply_async((scene.name, True), queue=prefork.queue)
     with pytest.raises(ValueError, match=scene.name):
         result.get(timeout=30)

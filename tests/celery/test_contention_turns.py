@@ -72,7 +72,7 @@ def test_one_task_waits_in_its_slot_and_is_woken_by_the_release(
     assert waiter() is None, "the place is free before the task ends"
 
 
-def test_while_one_waits_the_others_come_back_each_with_a_place_of_its_own(
+def test_while_one_waits_the_others_are_published_again_each_with_its_own_place(
     hot, deliver, syncguard_backend, patient_slots, waiter, in_a_slot, eventually
 ):
     holder = syncguard_backend.acquire("hot", 600_000)
@@ -91,7 +91,7 @@ def test_while_one_waits_the_others_come_back_each_with_a_place_of_its_own(
     assert [deliver().state for _ in range(3)] == ["SUCCESS"] * 3
 
 
-def test_the_next_may_wait_while_the_task_that_waited_runs(
+def test_the_next_task_may_wait_while_the_task_that_waited_runs(
     app, deliver, syncguard_backend, patient_slots, waiter, in_a_slot, eventually
 ):
     go = threading.Event()
@@ -113,7 +113,7 @@ def test_the_next_may_wait_while_the_task_that_waited_runs(
     assert (first().state, second().state) == ("SUCCESS", "SUCCESS")
 
 
-def test_a_wait_that_is_over_ends_in_coming_back_and_frees_the_place(
+def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_its_place(
     hot, deliver, syncguard_backend, monkeypatch, waiter
 ):
     for module in (acquire, contention_turns):
@@ -155,7 +155,7 @@ def test_a_soft_time_limit_ends_the_wait_and_frees_the_place(
     holder.get(timeout=30)
 
 
-def test_the_log_says_once_that_a_task_met_contention_and_once_that_it_holds_its_lock(
+def test_contention_and_acquisition_of_a_task_are_logged_once_each(
     hot, deliver, syncguard_backend, monkeypatch, caplog
 ):
     for module in (acquire, contention_turns):
@@ -178,7 +178,9 @@ def test_a_task_that_meets_no_contention_logs_nothing(hot, deliver, caplog):
     assert not [record for record in caplog.records if record.name == "syncguard.celery"]
 
 
-def test_a_hot_key_in_a_real_worker(prefork, worker_app, scene, eventually):
+def test_many_tasks_on_one_key_run_one_at_a_time_in_a_real_worker(
+    prefork, worker_app, scene, eventually
+):
     tasks = 24
     results = [
         worker_app.visiting.apply_async((scene.name, False, 0.02), queue=prefork.queue)
@@ -195,9 +197,7 @@ def test_a_hot_key_in_a_real_worker(prefork, worker_app, scene, eventually):
     assert max(told.values()) <= 2
 
 
-def test_with_a_backend_that_keeps_no_queue_a_task_comes_back_later_each_time(
-    app, deliver, syncguard_backend
-):
+def test_with_a_backend_without_a_queue_the_delay_of_a_task_grows(app, deliver, syncguard_backend):
     @locked_task(app=app, name="queueless", key="hot", backend=WithoutQueue(syncguard_backend))
     def queueless(): ...
 
@@ -209,7 +209,7 @@ def test_with_a_backend_that_keeps_no_queue_a_task_comes_back_later_each_time(
     assert "place" not in again.came_with
 
 
-def test_a_task_comes_back_before_the_broker_delivers_its_message_again(
+def test_the_delay_is_below_the_visibility_timeout_of_the_broker(
     app, hot, deliver, syncguard_backend, syncguard_redis
 ):
     app.conf.broker_transport_options = {"visibility_timeout": 4}
@@ -221,7 +221,7 @@ def test_a_task_comes_back_before_the_broker_delivers_its_message_again(
     assert (delivered.state, delivered.result.exception.exc.when) == ("RETRY", 2.0)
 
 
-def test_a_place_that_makes_no_sense_is_none(hot, deliver, syncguard_backend, monkeypatch):
+def test_an_invalid_place_is_ignored(hot, deliver, syncguard_backend, monkeypatch):
     monkeypatch.setattr(
         contention_turns, "header_of", lambda _request: {"place": "soon", "attempts": -1}
     )
@@ -231,7 +231,7 @@ def test_a_place_that_makes_no_sense_is_none(hot, deliver, syncguard_backend, mo
     assert turn.place_ms > 0
 
 
-def test_many_attempts_have_long_delays_so_that_they_stay_few(syncguard_backend, monkeypatch):
+def test_the_delay_grows_with_the_number_of_attempts(syncguard_backend, monkeypatch):
     def delay_ms(attempts):
         monkeypatch.setattr(contention_turns, "header_of", lambda _request: {"attempts": attempts})
         with syncguard_backend.acquire("hot", 600_000):
@@ -244,7 +244,7 @@ def test_many_attempts_have_long_delays_so_that_they_stay_few(syncguard_backend,
     assert delay_ms(10_000) == contention_turns.MAX_DELAY_MS
 
 
-def test_a_task_that_met_contention_tells_the_queue_how_long_it_held(
+def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lock(
     hot, deliver, syncguard_backend, syncguard_redis, monkeypatch
 ):
     monkeypatch.setattr(contention_turns, "_holds", {})
@@ -265,7 +265,7 @@ def test_a_task_that_met_contention_tells_the_queue_how_long_it_held(
         assert contention_turns._holds == {}, "told once"
 
 
-def test_holds_are_remembered_of_a_limited_number_of_keys(monkeypatch):
+def test_hold_times_are_kept_for_a_limited_number_of_keys(monkeypatch):
     monkeypatch.setattr(contention_turns, "_holds", {})
     for number in range(1_000):
         contention_turns.record_hold(f"k{number}", 100.0)

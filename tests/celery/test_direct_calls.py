@@ -38,7 +38,7 @@ def test_a_direct_call_waits_no_longer_than_its_contention_timeout(settle, syncg
     assert 0.3 <= time.monotonic() - started < 3  # without one it is five seconds
 
 
-def test_the_time_decides_how_long_to_wait_and_not_the_number_of_attempts(app, syncguard_backend):
+def test_waiting_is_limited_by_time_and_not_by_the_number_of_attempts(app, syncguard_backend):
     @locked_task(app=app, name="acquisition_within", key="k", contention_timeout_ms=20_000)
     def acquisition_within():
         return current_fence()
@@ -49,7 +49,7 @@ def test_the_time_decides_how_long_to_wait_and_not_the_number_of_attempts(app, s
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
-def test_who_skips_or_fails_does_not_wait(app, syncguard_backend, policy):
+def test_a_call_with_policy_skip_or_fail_does_not_wait(app, syncguard_backend, policy):
     @locked_task(app=app, name="hasty", key="k", on_contention=policy, skip_result="skipped")
     def hasty():
         return "ran"
@@ -70,7 +70,7 @@ def test_who_skips_or_fails_does_not_wait(app, syncguard_backend, policy):
         task_lock_contended.disconnect(let_go)
 
 
-def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
+def test_a_direct_call_gets_the_lock_when_it_is_released(app, syncguard_backend):
     @locked_task(app=app, name="acquisition_within", key="invoice:{invoice_id}")
     def acquisition_within(invoice_id):
         return current_fence()
@@ -80,7 +80,7 @@ def test_a_direct_call_gets_the_lock_when_it_is_let_go(app, syncguard_backend):
         assert acquisition_within(42) == "000000000000002"
 
 
-class TestEitherWay:
+class TestAcquiredAtOnceOrAfterWaiting:
     """A lock is the same whether it was there at once or had to be waited for."""
 
     @pytest.fixture(params=["at once", "after waiting"])
@@ -100,7 +100,7 @@ class TestEitherWay:
 
         assert call(look).startswith("look@")
 
-    def test_losing_it_interrupts(self, app, syncguard_backend, call):
+    def test_losing_the_lock_interrupts_the_call(self, app, syncguard_backend, call):
         @locked_task(app=app, name="lose", key="k", ttl_ms=600)
         def lose():
             release_as_administrator(syncguard_backend, "k")
@@ -112,7 +112,7 @@ class TestEitherWay:
             call(lose)
         assert not survived
 
-    def test_it_ends_with_max_hold(self, app, call):
+    def test_max_hold_ms_ends_the_lock(self, app, call):
         @locked_task(app=app, name="hang", key="k", ttl_ms=300, max_hold_ms=400)
         def hang():
             threading.Event().wait(10)
@@ -123,7 +123,7 @@ class TestEitherWay:
             call(hang)
         assert not survived
 
-    def test_without_auto_extend_it_ends_with_its_ttl(
+    def test_without_auto_extend_the_lock_expires_after_its_ttl(
         self, app, syncguard_backend, eventually, call
     ):
         @locked_task(app=app, name="brief", key="k", ttl_ms=300, auto_extend=False)
@@ -162,7 +162,7 @@ def test_a_direct_holder_has_a_label_without_an_id(app, syncguard_backend):
     assert look().startswith("look@")
 
 
-def test_a_fault_of_the_lock_service_is_raised(settle, syncguard_redis):
+def test_an_error_of_the_lock_service_is_raised(settle, syncguard_redis):
     syncguard_redis.kill()
     with pytest.raises(LockError) as raised:
         settle(42)
@@ -185,7 +185,7 @@ def test_a_policy_can_be_chosen_for_a_direct_call(app, syncguard_backend):
         assert task() == "no"
 
 
-def test_djangos_settings_give_the_backend(app, syncguard_redis, settings):
+def test_the_backend_comes_from_djangos_settings(app, syncguard_redis, settings):
     settings.SYNCGUARD = {
         "default": {"BACKEND": "syncguard.redis.RedisBackend", "LOCATION": syncguard_redis.url},
         "other": {

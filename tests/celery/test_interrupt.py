@@ -45,7 +45,7 @@ def fire_soon(interrupt):
     threading.Timer(0.1, interrupt.fire).start()
 
 
-def test_the_main_thread_is_struck_in_its_sleep():
+def test_the_main_thread_is_interrupted_while_it_sleeps():
     interrupt = interrupt_here()
     assert isinstance(interrupt, MainThreadInterrupt)
     fire_soon(interrupt)
@@ -57,7 +57,7 @@ def test_the_main_thread_is_struck_in_its_sleep():
     assert time.monotonic() - started < 20
 
 
-def test_a_thread_is_struck_at_its_next_bytecode():
+def test_a_thread_is_interrupted_at_its_next_bytecode():
     def loop():
         interrupt = interrupt_here()
         assert isinstance(interrupt, ThreadInterrupt)
@@ -87,7 +87,7 @@ def in_a_greenlet(function):
     return in_a_thread(run)
 
 
-def test_a_greenlet_is_struck_in_its_sleep():
+def test_a_greenlet_is_interrupted_while_it_sleeps():
     gevent = pytest.importorskip("gevent")
 
     def sleep():
@@ -105,7 +105,7 @@ def test_a_greenlet_is_struck_in_its_sleep():
     assert in_a_greenlet(sleep) == "struck"
 
 
-def test_a_blow_that_is_under_way_misses_a_greenlet_that_is_not_armed_any_more():
+def test_an_interrupt_in_flight_does_not_reach_a_greenlet_after_disarm():
     gevent = pytest.importorskip("gevent")
 
     def run():
@@ -123,7 +123,7 @@ def test_a_blow_that_is_under_way_misses_a_greenlet_that_is_not_armed_any_more()
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
-def test_who_is_not_armed_is_not_struck(where):
+def test_a_disarmed_task_is_interrupted_when_it_is_armed_again(where):
     def run():
         interrupt = interrupt_here()
         interrupt.arm()
@@ -159,7 +159,7 @@ class Striker(threading.Thread):
         self.interrupt.fire()
 
 
-def test_a_blow_that_falls_while_disarming_is_caught():
+def test_an_interrupt_during_disarm_is_swallowed_in_a_thread():
     def run():
         for _ in range(300):
             interrupt = ThreadInterrupt()
@@ -180,7 +180,7 @@ def test_a_blow_that_falls_while_disarming_is_caught():
         pytest.fail("a blow fell outside of arm and disarm")
 
 
-def test_in_the_main_thread_too():
+def test_an_interrupt_during_disarm_is_swallowed_in_the_main_thread():
     for _ in range(300):
         interrupt = MainThreadInterrupt()
         striker = Striker(interrupt)
@@ -194,7 +194,7 @@ def test_in_the_main_thread_too():
     assert not MainThreadInterrupt._waiting
 
 
-def test_nobody_is_struck_who_did_not_ask_for_it():
+def test_no_interrupt_never_raises():
     interrupt = NoInterrupt()
     interrupt.arm()
     interrupt.fire()
@@ -203,7 +203,7 @@ def test_nobody_is_struck_who_did_not_ask_for_it():
     interrupt.disarm()
 
 
-def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
+def test_a_signal_handler_installed_before_ours_is_still_called(monkeypatch):
     heard = []
     before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
     # As in a process in which no task was locked yet.
@@ -223,7 +223,7 @@ def test_a_handler_that_was_there_before_is_still_called(monkeypatch):
         signal.signal(signal.SIGURG, before)
 
 
-def test_a_forked_child_that_forgets_the_signals_it_inherited_listens_again():
+def test_a_forked_child_that_resets_its_signal_handlers_installs_ours_again():
     program = """
 import os, signal
 from syncguard_celery.interrupt import MainThreadInterrupt, _on_signal
@@ -239,7 +239,7 @@ os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
+def test_a_signal_handler_installed_after_ours_does_not_prevent_the_interrupt(monkeypatch):
     heard = []
     monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
     monkeypatch.setattr(MainThreadInterrupt, "_previous_handler", None)
@@ -267,7 +267,7 @@ def test_a_handler_that_came_later_does_not_keep_the_blow_away(monkeypatch):
         signal.signal(signal.SIGURG, ours)
 
 
-def test_outer_locks_do_not_strike_while_undisturbed():
+def test_outer_locks_do_not_interrupt_while_they_are_disarmed():
     outer = MainThreadInterrupt()
     outer.arm()
     with pytest.raises(LockLost), interrupts_disarmed([outer]):

@@ -24,7 +24,7 @@ def test_a_task_is_interrupted_where_it_blocks(any_pool, worker_app, scene, lock
     scene.seen("lost")
 
 
-def test_a_task_that_swallows_the_news_is_no_success(any_pool, worker_app, scene, locks):
+def test_a_task_that_swallows_lock_lost_does_not_succeed(any_pool, worker_app, scene, locks):
     how = reachable(any_pool, "sleep")
     result = worker_app.swallowing.apply_async((scene.name, how), queue=any_pool.queue)
     scene.seen("enter")
@@ -33,7 +33,9 @@ def test_a_task_that_swallows_the_news_is_no_success(any_pool, worker_app, scene
         result.get(timeout=25)
 
 
-def test_signal_mode_only_sets_lost_and_is_no_success(any_pool, worker_app, scene, locks):
+def test_signal_mode_only_sets_lost_and_the_task_does_not_succeed(
+    any_pool, worker_app, scene, locks
+):
     result = worker_app.noticing.apply_async((scene.name,), queue=any_pool.queue)
     scene.seen("enter")
     release_as_administrator(locks, f"lossy:{scene.name}")
@@ -51,18 +53,18 @@ def test_a_callable_is_called_with_the_lock(any_pool, worker_app, scene, locks):
         result.get(timeout=25)
 
 
-def test_the_heartbeat_keeps_the_lock_of_a_long_task(any_pool, worker_app, scene):
+def test_the_heartbeat_extends_the_lock_of_a_long_task(any_pool, worker_app, scene):
     result = worker_app.long_running.apply_async((scene.name, 4.0), queue=any_pool.queue)
     assert result.get(timeout=30) == "000000000000001"
 
 
-def test_a_hung_task_loses_its_lock_at_max_hold(prefork, worker_app, scene):
+def test_a_task_that_hangs_loses_its_lock_after_max_hold_ms(prefork, worker_app, scene):
     result = worker_app.hanging.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockLost):
         result.get(timeout=25)
 
 
-def test_a_redis_that_does_not_answer_counts_as_lost(prefork, worker_app, scene, lock_server):
+def test_the_lock_is_lost_if_redis_does_not_answer(prefork, worker_app, scene, lock_server):
     result = worker_app.losing.apply_async((scene.name,), queue=prefork.queue)
     scene.seen("enter")
     with lock_server.paused():
@@ -71,7 +73,7 @@ def test_a_redis_that_does_not_answer_counts_as_lost(prefork, worker_app, scene,
         result.get(timeout=25)
 
 
-def test_the_worker_goes_on_after_an_interrupt(prefork, worker_app, scene, locks):
+def test_the_worker_runs_further_tasks_after_an_interrupt(prefork, worker_app, scene, locks):
     result = worker_app.losing.apply_async((scene.name,), queue=prefork.queue)
     pid = scene.seen("enter")["pid"]
     release_as_administrator(locks, f"lossy:{scene.name}")

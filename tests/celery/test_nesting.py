@@ -33,7 +33,7 @@ def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_ba
     assert "helper@" in plain()
 
 
-def test_a_nested_lock_is_let_go_before_the_outer_one(app, syncguard_backend):
+def test_a_nested_lock_is_released_before_the_outer_one(app, syncguard_backend):
     @locked_task(app=app, name="inner", key="inner")
     def inner():
         return current_fence(), syncguard_backend.is_locked("outer")
@@ -88,7 +88,7 @@ def test_a_task_that_runs_itself_inherits_from_itself(app):
     assert descend.apply((0,)).result == ["000000000000001", "000000000000001", None]
 
 
-def test_losing_the_outer_lock_interrupts_the_inner_task_and_frees_both(app, syncguard_backend):
+def test_losing_the_outer_lock_interrupts_the_inner_task_and_releases_both(app, syncguard_backend):
     @locked_task(app=app, name="inner", key="inner")
     def inner():
         release_as_administrator(syncguard_backend, "outer")
@@ -117,7 +117,9 @@ def lost():
 
 
 @pytest.mark.parametrize("on_lost", ["signal", lambda: None], ids=["signal", "callable"])
-def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backend, lost, on_lost):
+def test_a_task_without_interrupts_can_acquire_another_lock_after_a_loss(
+    app, syncguard_backend, lost, on_lost
+):
     @locked_task(app=app, name="inner", key="inner")
     def inner():
         ran.append("inner")
@@ -136,7 +138,7 @@ def test_who_wants_no_interrupt_can_still_take_another_lock(app, syncguard_backe
 
 
 @pytest.mark.parametrize("moment", ["acquire", "release"])
-def test_losing_the_outer_lock_does_not_strike_while_the_inner_one_changes_hands(
+def test_losing_the_outer_lock_does_not_interrupt_acquiring_or_releasing_the_inner_one(
     app, syncguard_backend, lost, moment
 ):
     class Fateful(WrappedBackend):
@@ -189,20 +191,20 @@ class TestTwoLocksUnderOneTask:
 
         return transfer
 
-    def test_meet_contention_as_the_task_does(self, deliver, transfer, syncguard_backend):
+    def test_contention_on_either_lock_retries_the_task(self, deliver, transfer, syncguard_backend):
         with syncguard_backend.acquire("account:2", 60_000):
             transfer.delay(1, 2)
             assert deliver().state == "RETRY"
             assert not syncguard_backend.is_locked("account:1")
         assert deliver().result == "000000000000002"
 
-    def test_both_send_their_fences_on(self, deliver, transfer):
+    def test_both_fences_are_sent_to_published_tasks(self, deliver, transfer):
         transfer.delay(1, 2)
         deliver()
         assert set(deliver().came_with["fences"]) == {key_digest(f"account:{n}") for n in (1, 2)}
 
 
-def test_a_task_of_a_class_meets_contention_as_any_other(app, deliver, syncguard_backend):
+def test_a_class_based_task_that_meets_contention_is_retried(app, deliver, syncguard_backend):
     class Settle(Task):
         name = "settle-by-class"
 
@@ -230,7 +232,7 @@ def test_what_is_published_under_a_plain_function_carries_its_fence(app, deliver
     assert deliver().result == "000000000000001"
 
 
-def test_a_retry_from_inside_of_another_task_knows_its_predecessor(app, deliver):
+def test_a_retry_published_inside_another_task_waits_for_its_previous_run(app, deliver):
     @app.task(name="part", shared=False)
     def part():
         raise whole.retry(countdown=1)

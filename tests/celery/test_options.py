@@ -49,13 +49,13 @@ def app():
         {"using": "default", "backend": "redis://localhost"},
     ],
 )
-def test_what_cannot_be_meant_is_refused_when_the_task_is_made(wrong):
+def test_invalid_options_are_refused_when_the_task_is_made(wrong):
     with pytest.raises(LockError) as refused:
         locked_task(key="k", **wrong)
     assert refused.value.code == "InvalidArgument"
 
 
-def test_seconds_for_milliseconds_are_told():
+def test_a_timeout_given_in_seconds_is_refused_with_the_unit():
     with pytest.raises(LockError, match="unit is milliseconds: ten minutes are 600_000"):
         locked_task(key="k", unavailable_timeout_ms=600)
 
@@ -96,7 +96,7 @@ def test_a_locked_task_needs_a_key():
 
 
 @pytest.mark.parametrize("lock", [locked(key="k"), locked_task(key="k")], ids=["locked", "task"])
-def test_what_is_a_task_already_cannot_be_locked(app, lock):
+def test_a_celery_task_cannot_be_locked(app, lock):
     @app.task(shared=False)
     def task(): ...
 
@@ -104,7 +104,7 @@ def test_what_is_a_task_already_cannot_be_locked(app, lock):
         lock(task)
 
 
-def test_what_runs_after_its_call_cannot_be_locked():
+def test_generator_and_async_functions_cannot_be_locked():
     def generator():
         yield
 
@@ -115,7 +115,7 @@ def test_what_runs_after_its_call_cannot_be_locked():
             locked(key="k")(function)
 
 
-def test_celerys_options_pass_through(app):
+def test_options_of_celery_are_passed_on(app):
     @locked_task(app=app, key="k", name="other.name", max_retries=7, acks_late=True)
     def task():
         """Its text."""
@@ -124,7 +124,7 @@ def test_celerys_options_pass_through(app):
     assert task.__doc__ == "Its text."
 
 
-def test_a_task_of_one_app_is_no_task_of_another(app):
+def test_a_task_of_one_app_is_not_registered_in_another(app):
     @locked_task(app=app, key="k", name="only.here")
     def task(): ...
 
@@ -160,10 +160,10 @@ def test_the_base_class_keeps_its_own_apply_async(app):
 
 
 class TestBackends:
-    def test_the_decorators_own(self, app, syncguard_backend):
+    def test_the_backend_of_the_decorator_is_used(self, app, syncguard_backend):
         assert backend_of(LockOptions(backend=syncguard_backend), app) is syncguard_backend
 
-    def test_a_callable_makes_it_once(self, app):
+    def test_a_callable_makes_the_backend_once(self, app):
         made = []
 
         def make():
@@ -175,16 +175,16 @@ class TestBackends:
         assert len(made) == 1
 
     @pytest.mark.parametrize("mistaken", [42, redis.Redis()])
-    def test_what_is_none_is_refused_when_the_task_is_decorated(self, mistaken):
+    def test_a_value_that_is_not_a_backend_is_refused_when_the_task_is_decorated(self, mistaken):
         with pytest.raises(LockError, match=r"backend must be a backend, a callable .* or a URL"):
             LockOptions(backend=mistaken)
 
-    def test_one_for_asyncio_is_refused_when_the_task_is_decorated(self):
+    def test_an_asyncio_backend_is_refused_when_the_task_is_decorated(self):
         with pytest.raises(LockError, match="a task needs a blocking backend"):
             LockOptions(backend=AsyncRedisBackend.from_url("redis://127.0.0.1:1"))
 
     @pytest.mark.parametrize("makes", ["redis://:secret@127.0.0.1:1", None])
-    def test_a_callable_that_makes_none_is_told(self, app, makes):
+    def test_a_callable_that_returns_no_backend_is_refused(self, app, makes):
         options = LockOptions(backend=lambda: makes)
         with pytest.raises(
             LockError, match="return value of the backend callable must be a backend"
@@ -192,58 +192,58 @@ class TestBackends:
             backend_of(options, app)
         assert "secret" not in str(caught.value)
 
-    def test_a_class_makes_it(self, app):
+    def test_a_backend_class_is_instantiated(self, app):
         class Local(RedisBackend):
             def __init__(self):
                 super().__init__(redis.Redis(port=1))
 
         assert isinstance(backend_of(LockOptions(backend=Local), app), Local)
 
-    def test_a_setting_that_is_none_is_told_by_its_name(self, app):
+    def test_the_error_for_an_invalid_setting_names_the_setting(self, app):
         app.conf.syncguard_backend = 42
         with pytest.raises(LockError, match=r"app\.conf\.syncguard_backend must be a backend"):
             backend_of(LockOptions(), app)
 
-    def test_the_apps_setting(self, app, syncguard_backend):
+    def test_the_backend_comes_from_the_apps_setting(self, app, syncguard_backend):
         app.conf.syncguard_backend = syncguard_backend
         assert backend_of(LockOptions(), app) is syncguard_backend
 
-    def test_the_apps_setting_as_a_url(self, app):
+    def test_the_apps_setting_may_be_a_url(self, app):
         app.conf.syncguard_backend = "redis://127.0.0.1:1/3"
         backend = backend_of(LockOptions(), app)
         assert isinstance(backend, RedisBackend)
         assert backend_of(LockOptions(), app) is backend
 
-    def test_a_changed_setting_counts(self, app, syncguard_backend):
+    def test_a_changed_setting_takes_effect(self, app, syncguard_backend):
         app.conf.syncguard_backend = "redis://127.0.0.1:1/3"
         backend_of(LockOptions(), app)
         app.conf.syncguard_backend = syncguard_backend
         assert backend_of(LockOptions(), app) is syncguard_backend
 
-    def test_a_setting_with_a_namespace(self, app, syncguard_backend):
+    def test_the_setting_may_have_a_namespace(self, app, syncguard_backend):
         settings = SimpleNamespace(CELERY_SYNCGUARD_BACKEND=syncguard_backend)
         app.config_from_object(settings, namespace="CELERY")
         assert backend_of(LockOptions(), app) is syncguard_backend
 
-    def test_djangos_alias(self, app, syncguard_backend, monkeypatch):
+    def test_using_names_an_alias_of_django(self, app, syncguard_backend, monkeypatch):
         django = SimpleNamespace(locks={"default": "default's", "other": syncguard_backend})
         monkeypatch.setitem(sys.modules, "syncguard_django", django)
         assert backend_of(LockOptions(using="other"), app) is syncguard_backend
         assert backend_of(LockOptions(), app) == "default's"
 
-    def test_none_at_all_says_what_to_do(self, app, monkeypatch):
+    def test_the_error_for_a_missing_backend_says_what_to_do(self, app, monkeypatch):
         monkeypatch.delitem(sys.modules, "syncguard_django", raising=False)
         with pytest.raises(LockError, match=r"app\.conf\.syncguard_backend"):
             backend_of(LockOptions(), app)
 
 
 class TestLabels:
-    def test_what_is_written_can_be_read(self):
+    def test_the_task_id_can_be_read_from_the_label(self):
         label = holder_label("shop.tasks.settle", "0b7c")
         assert label.startswith("shop.tasks.settle[0b7c]@")
         assert task_id_in(label, "shop.tasks.settle") == "0b7c"
 
-    def test_another_task_is_not_this_one(self):
+    def test_a_label_with_another_task_name_has_no_task_id(self):
         assert task_id_in(holder_label("shop.tasks.settle", "0b7c"), "shop.tasks.refund") is None
 
     @pytest.mark.parametrize("label", [None, "", "somebody", "settle@host", "settle[]@host"])
@@ -261,17 +261,17 @@ class TestLabels:
         assert label.startswith("settle@")
 
     @pytest.mark.parametrize("task_id", ["a]@b[c", "c\td"])
-    def test_an_id_that_could_not_be_read_again_is_left_out(self, task_id):
+    def test_an_id_that_could_not_be_read_back_is_left_out(self, task_id):
         assert holder_label("settle", task_id).startswith("settle@")
 
-    def test_what_cannot_be_printed_is_replaced(self):
+    def test_unprintable_characters_are_replaced(self):
         assert holder_label("a\nb", "0b7c").startswith("a?b[0b7c]@")
 
 
 class TestLockContended:
     error = LockContended("text", "hash", "000000000000001", 5)
 
-    def test_it_pickles_with_all_it_says(self):
+    def test_it_keeps_all_fields_when_pickled(self):
         copy = pickle.loads(pickle.dumps(self.error))  # noqa: S301
         assert (copy.key_hash, copy.fence, copy.remaining_ms) == ("hash", "000000000000001", 5)
         assert str(copy) == "text"
@@ -280,18 +280,18 @@ class TestLockContended:
         copy = LockContended(*json.loads(json.dumps(self.error.args)))
         assert vars(copy) == vars(self.error) or copy.args == self.error.args
 
-    def test_it_is_a_lock_error_and_can_be_built_of_nothing(self):
+    def test_it_is_a_lock_error_and_needs_no_arguments(self):
         assert isinstance(LockContended(), LockError)
         assert isinstance(LockContended(), AcquisitionTimeout)
         assert LockContended().fence is None
 
-    def test_its_message_is_its_text_also_for_those_who_do_not_call_str(self):
+    def test_its_message_attribute_is_its_text(self):
         # Sentry shows the attribute "message" of an error that has one.
         assert self.error.message == str(self.error) == "text"
         assert repr(self.error) == "LockContended('text')"
 
 
-def test_a_short_ttl_is_warned_of_once_for_each_task_when_it_runs(app, syncguard_backend):
+def test_a_short_ttl_causes_one_warning_for_each_task_when_it_runs(app, syncguard_backend):
     chosen = {"app": app, "backend": syncguard_backend, "ttl_ms": 30, "auto_extend": False}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
@@ -342,29 +342,29 @@ class TestMisspelling:
             ("backed", "backend"),
         ],
     )
-    def test_what_is_close_to_an_option_of_ours_is_refused_by_name(self, app, misspelt, meant):
+    def test_a_misspelt_lock_option_is_refused_with_a_suggestion(self, app, misspelt, meant):
         for chosen in (app, None):
             with pytest.raises(InvalidArgument) as caught:
                 locked_task(key="k", app=chosen, **{misspelt: 5})
             assert str(caught.value).startswith(f"{misspelt} is not an option ")
             assert str(caught.value).endswith(f"Did you mean {meant}?")
 
-    def test_a_task_class_that_knows_the_option_takes_it(self, app):
+    def test_an_option_that_the_task_class_defines_is_accepted(self, app):
         @locked_task(app=app, base=WithOptions, key="k", ttl=5, keys=("a",))
         def task(): ...
 
         assert (task.ttl, task.keys) == (5, ("a",))
 
-    def test_the_task_class_of_the_app_may_know_it(self):
+    def test_an_option_that_the_apps_task_class_defines_is_accepted(self):
         with Celery("own", fixups=[], set_as_current=False, task_cls=WithOptions) as own:
             task = locked_task(app=own, key="k", ttl=5)(nothing)
             assert task.ttl == 5
 
-    def test_options_that_look_like_none_of_ours_pass(self, app):
+    def test_options_unlike_any_lock_option_are_accepted(self, app):
         task = locked_task(app=app, key="k", tenant="acme", importance=3)(nothing)
         assert (task.tenant, task.importance) == ("acme", 3)
 
-    def test_every_option_of_celery_passes(self, app):
+    def test_every_option_of_celery_is_accepted(self, app):
         options = {name for name in vars(Task) if not name.startswith("_")}
         options |= {"name", "base", "bind", "shared", "lazy", "filter", "fun", "pydantic"}
         options |= {

@@ -43,7 +43,7 @@ def test_a_redis_that_does_not_answer_for_a_while_costs_no_task(
     assert_each_ran_once(results, scene)
 
 
-def test_a_redis_that_is_killed_and_restarted_costs_no_task(
+def test_no_task_fails_when_redis_is_killed_and_restarted(
     prefork, outage_tasks, scene, lock_server, eventually
 ):
     lock_server.kill()
@@ -55,7 +55,7 @@ def test_a_redis_that_is_killed_and_restarted_costs_no_task(
     assert_each_ran_once(results, scene)
 
 
-def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
+def test_no_task_is_lost_when_one_redis_for_messages_and_locks_does_not_answer(
     start_worker, outage_tasks, scene, monkeypatch
 ):
     with RedisServer() as shared:
@@ -74,7 +74,7 @@ def test_one_redis_for_messages_and_locks_that_does_not_answer_costs_no_task(
     assert {line["number"] for line in scene.notes()} == set(range(TASKS))
 
 
-def test_a_task_that_is_to_fail_fails_at_once(prefork, outage_tasks, scene, lock_server):
+def test_a_task_with_on_unavailable_fail_fails_at_once(prefork, outage_tasks, scene, lock_server):
     lock_server.kill()
     try:
         result = outage_tasks.giving_up.apply_async((scene.name,), queue=prefork.queue)
@@ -85,7 +85,7 @@ def test_a_task_that_is_to_fail_fails_at_once(prefork, outage_tasks, scene, lock
     assert raised.value.code == "ServiceUnavailable"
 
 
-def test_a_publisher_is_told(outage_tasks, scene, lock_server):
+def test_the_error_is_raised_in_the_publisher(outage_tasks, scene, lock_server):
     lock_server.kill()
     try:
         with pytest.raises(LockError) as raised:

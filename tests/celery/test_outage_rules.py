@@ -85,7 +85,7 @@ def published():
 
 
 @pytest.mark.parametrize("code", ["ServiceUnavailable", "NetworkTimeout", "RateLimited"])
-def test_what_passes_by_itself_is_tried_again(make, deliver, syncguard_backend, clock, code):
+def test_a_temporary_error_is_retried(make, deliver, syncguard_backend, clock, code):
     make(Failing(syncguard_backend, code, failures=1)).delay()
     first = deliver()
     assert first.state == "RETRY"
@@ -96,12 +96,12 @@ def test_what_passes_by_itself_is_tried_again(make, deliver, syncguard_backend, 
 
 
 @pytest.mark.parametrize("code", ["AuthFailed", "InvalidArgument", "Internal"])
-def test_what_does_not_pass_fails_at_once(make, deliver, syncguard_backend, code):
+def test_a_permanent_error_fails_at_once(make, deliver, syncguard_backend, code):
     make(Failing(syncguard_backend, code)).delay()
     assert deliver().state == "FAILURE"
 
 
-def test_a_real_outage_and_its_end(make, deliver, syncguard_redis, eventually):
+def test_a_task_succeeds_after_a_real_outage(make, deliver, syncguard_redis, eventually):
     with RedisBackend.from_url(syncguard_redis.url) as backend:
         task = make(backend)
         syncguard_redis.kill()
@@ -111,7 +111,9 @@ def test_a_real_outage_and_its_end(make, deliver, syncguard_redis, eventually):
         eventually(lambda: deliver().state == "SUCCESS")
 
 
-def test_it_does_not_count_against_max_retries(make, deliver, syncguard_backend, published, clock):
+def test_an_outage_does_not_count_against_max_retries(
+    make, deliver, syncguard_backend, published, clock
+):
     make(Failing(syncguard_backend), max_retries=0).delay()
     for _ in range(3):
         assert deliver().state == "RETRY"
@@ -119,7 +121,7 @@ def test_it_does_not_count_against_max_retries(make, deliver, syncguard_backend,
     assert {headers["retries"] for headers in published} == {0}
 
 
-def test_each_time_later_but_not_later_than_in_ten_seconds(make, deliver, syncguard_backend, clock):
+def test_the_delay_grows_up_to_ten_seconds(make, deliver, syncguard_backend, clock):
     make(Failing(syncguard_backend)).delay()
     for most in (1, 2, 4, 8, 10, 10):
         delay = deliver().raised.when
@@ -127,13 +129,15 @@ def test_each_time_later_but_not_later_than_in_ten_seconds(make, deliver, syncgu
         clock.ahead += 2
 
 
-def test_below_the_visibility_timeout(app, make, deliver, syncguard_backend):
+def test_the_delay_is_below_the_visibility_timeout(app, make, deliver, syncguard_backend):
     app.conf.broker_transport_options = {"visibility_timeout": 0.5}
     make(Failing(syncguard_backend)).delay()
     assert deliver().raised.when == 0.25
 
 
-def test_until_the_limit_since_the_first_failure(make, deliver, syncguard_backend, clock):
+def test_retries_end_after_the_limit_since_the_first_failure(
+    make, deliver, syncguard_backend, clock
+):
     make(Failing(syncguard_backend), unavailable_timeout_ms=60_000).delay()
     deliver()
     clock.ahead = 59
@@ -147,8 +151,8 @@ def test_until_the_limit_since_the_first_failure(make, deliver, syncguard_backen
     assert failed.raised.code == "ServiceUnavailable"
 
 
-class TestTheServerIsLeftAlone:
-    def test_for_a_second_and_tasks_that_come_meanwhile_are_published_at_once(
+class TestOneAttemptAtATime:
+    def test_a_server_is_not_tried_for_a_second_and_tasks_are_published_again_at_once(
         self, make, deliver, syncguard_backend, clock
     ):
         backend = Failing(syncguard_backend, failures=1)
@@ -161,7 +165,9 @@ class TestTheServerIsLeftAlone:
         assert [deliver().state for _ in range(3)] == ["SUCCESS"] * 3
         assert backend.asked == 4
 
-    def test_by_all_but_one_while_that_one_asks(self, make, deliver, syncguard_backend, clock):
+    def test_no_task_tries_the_server_while_another_attempt_runs(
+        self, make, deliver, syncguard_backend, clock
+    ):
         backend = Failing(syncguard_backend, failures=1)
         task = make(backend)
         task.delay()
@@ -173,14 +179,16 @@ class TestTheServerIsLeftAlone:
         deliver()
         assert backend.asked == 1
 
-    def test_but_a_task_that_is_to_fail_asks(self, make, deliver, syncguard_backend):
+    def test_a_task_with_on_unavailable_fail_tries_the_server(
+        self, make, deliver, syncguard_backend
+    ):
         backend = Failing(syncguard_backend, failures=1)
         task = make(backend, on_unavailable="fail")
         task.delay()
         task.delay()
         assert [deliver().state for _ in range(2)] == ["FAILURE", "SUCCESS"]
 
-    def test_contention_is_an_answer(self, make, deliver, syncguard_backend, clock):
+    def test_contention_ends_the_outage(self, make, deliver, syncguard_backend, clock):
         backend = Failing(syncguard_backend, failures=1)
         make(backend).delay()
         deliver()
@@ -189,7 +197,7 @@ class TestTheServerIsLeftAlone:
             assert deliver().state == "RETRY"
         assert deliver().state == "SUCCESS"
 
-    def test_so_is_a_refusal_of_the_credentials(self, make, deliver, syncguard_backend, clock):
+    def test_an_authentication_error_ends_the_outage(self, make, deliver, syncguard_backend, clock):
         backend = Failing(syncguard_backend, failures=1)
         task = make(backend)
         task.delay()
@@ -200,7 +208,7 @@ class TestTheServerIsLeftAlone:
         task.delay()
         assert deliver().state == "SUCCESS"
 
-    def test_after_an_attempt_that_a_time_limit_ended(
+    def test_an_attempt_ended_by_a_time_limit_continues_the_outage(
         self, make, deliver, syncguard_backend, clock
     ):
         class Limited(Failing):
@@ -220,7 +228,9 @@ class TestTheServerIsLeftAlone:
         assert deliver().state == "RETRY"
         assert backend.asked == 2
 
-    def test_one_server_says_nothing_about_another(self, make, settle, deliver, syncguard_backend):
+    def test_an_outage_of_one_server_does_not_affect_another(
+        self, make, settle, deliver, syncguard_backend
+    ):
         make(Failing(syncguard_backend), name="other").delay()
         assert deliver().state == "RETRY"
         settle.delay(1)
@@ -228,12 +238,12 @@ class TestTheServerIsLeftAlone:
 
 
 class TestPolicies:
-    def test_fail(self, make, deliver, syncguard_backend):
+    def test_a_task_with_policy_fail_fails(self, make, deliver, syncguard_backend):
         make(Failing(syncguard_backend), on_unavailable="fail").delay()
         assert deliver().state == "FAILURE"
 
     @pytest.mark.parametrize(("chosen", "state"), [("fail", "FAILURE"), ("retry", "RETRY")])
-    def test_a_callable_chooses_by_the_arguments(
+    def test_a_callable_chooses_the_policy_from_the_arguments(
         self, app, deliver, syncguard_backend, chosen, state
     ):
         @locked_task(
@@ -247,7 +257,9 @@ class TestPolicies:
         choosing.delay(chosen)
         assert deliver().state == state
 
-    def test_a_callable_that_chooses_nothing_known_is_told(self, make, deliver, syncguard_backend):
+    def test_a_callable_that_returns_an_unknown_policy_is_an_error(
+        self, make, deliver, syncguard_backend
+    ):
         make(Failing(syncguard_backend), on_unavailable=lambda: "hope").delay()
         error = deliver().raised
         assert error.code == "InvalidArgument"
@@ -264,7 +276,7 @@ class TestOutsideOfWorkers:
         with pytest.raises(LockError):
             make(Failing(syncguard_backend)).apply().get()
 
-    def test_a_publisher_gets_the_error(self, make, syncguard_backend):
+    def test_the_error_is_raised_in_the_publisher(self, make, syncguard_backend):
         with pytest.raises(LockError):
             make(Failing(syncguard_backend), at="publish").delay()
 
@@ -278,7 +290,7 @@ class TestOutsideOfWorkers:
             task()
 
 
-def test_the_publish_time_lock_goes_on(app, deliver, syncguard_backend, clock):
+def test_the_publish_time_lock_stays_held_through_an_outage(app, deliver, syncguard_backend, clock):
     backend = FailsSomeAdoptions(syncguard_backend, failures=1)
     task = locked_task(app=app, name="once", key="k", backend=backend, at="publish")(current_fence)
     task.delay()
@@ -289,7 +301,9 @@ def test_the_publish_time_lock_goes_on(app, deliver, syncguard_backend, clock):
     assert (again.state, again.result) == ("SUCCESS", "000000000000001")
 
 
-def test_how_long_it_has_contended_is_not_forgotten(make, deliver, syncguard_backend, clock):
+def test_the_start_of_the_contention_is_kept_through_an_outage(
+    make, deliver, syncguard_backend, clock
+):
     backend = Failing(syncguard_backend, failures=0)
     make(backend).delay()
     with syncguard_backend.acquire("k", holder="somebody else"):
@@ -331,38 +345,48 @@ class TestLost:
         runs = []
         return body
 
-    def test_it_is_delivered_again(self, make, deliver, syncguard_backend):
+    def test_a_task_that_lost_its_lock_is_published_again(self, make, deliver, syncguard_backend):
         make(syncguard_backend, self.lose(syncguard_backend, 1), on_lost="retry").delay()
         lost = deliver()
         assert lost.state == "RETRY"
         assert isinstance(lost.raised.exc, LockLost)
         assert deliver().result == "done"
 
-    def test_also_if_the_loss_made_it_fail(self, make, deliver, syncguard_backend):
+    def test_a_task_that_fails_because_of_the_loss_is_published_again(
+        self, make, deliver, syncguard_backend
+    ):
         body = self.lose(syncguard_backend, 1, LockLost())
         make(syncguard_backend, body, on_lost="retry").delay()
         assert deliver().state == "RETRY"
         assert deliver().result == "done"
 
-    def test_it_counts_as_a_retry_and_ends_with_them(self, make, deliver, syncguard_backend):
+    def test_a_run_after_a_loss_counts_against_max_retries(self, make, deliver, syncguard_backend):
         body = self.lose(syncguard_backend, 9)
         make(syncguard_backend, body, on_lost="retry", max_retries=2).delay()
         assert [deliver().state for _ in range(3)] == ["RETRY", "RETRY", "FAILURE"]
 
-    def test_without_a_limit_if_the_task_has_none(self, make, deliver, syncguard_backend):
+    def test_runs_after_a_loss_have_no_limit_without_max_retries(
+        self, make, deliver, syncguard_backend
+    ):
         body = self.lose(syncguard_backend, 4)
         make(syncguard_backend, body, on_lost="retry", max_retries=None).delay()
         assert [deliver().state for _ in range(5)] == ["RETRY"] * 4 + ["SUCCESS"]
 
-    def test_not_if_it_is_to_raise(self, make, deliver, syncguard_backend):
+    def test_a_task_with_on_lost_raise_is_not_published_again(
+        self, make, deliver, syncguard_backend
+    ):
         make(syncguard_backend, self.lose(syncguard_backend, 1)).delay()
         assert deliver().state == "FAILURE"
 
-    def test_a_task_that_failed_and_lost_nothing_has_failed(self, make, deliver, syncguard_backend):
+    def test_a_task_that_fails_without_a_loss_is_not_published_again(
+        self, make, deliver, syncguard_backend
+    ):
         make(syncguard_backend, lambda: 1 / 0, on_lost="retry").delay()
         assert deliver().state == "FAILURE"
 
-    def test_a_task_that_retries_itself_does(self, app, deliver, syncguard_backend, published):
+    def test_a_task_that_retries_itself_is_published_once(
+        self, app, deliver, syncguard_backend, published
+    ):
         @locked_task(app=app, key="k", backend=syncguard_backend, on_lost="retry", bind=True)
         def retrying(self):
             if self.request.retries == 0:
@@ -399,7 +423,9 @@ class TestTheBrokerIsDownToo:
         }
         return build_tracer(task.name, task, app=app)("0b7c", [], {}, request)
 
-    def test_it_goes_on_trying_in_its_slot(self, app, make, broker, syncguard_backend, caplog):
+    def test_publishing_is_retried_in_the_slot_until_the_broker_is_back(
+        self, app, make, broker, syncguard_backend, caplog
+    ):
         task = make(Failing(syncguard_backend))
         task.name  # noqa: B018 - made now
         broker.kill()
@@ -419,7 +445,9 @@ class TestTheBrokerIsDownToo:
         with broker.client() as client:
             assert client.llen("celery") == 1
 
-    def test_until_the_limit(self, app, make, broker, syncguard_backend, monkeypatch):
+    def test_publishing_fails_after_unavailable_timeout_ms(
+        self, app, make, broker, syncguard_backend, monkeypatch
+    ):
         monkeypatch.setattr(republishing, "_PAUSE_S", 0.3)
         task = make(Failing(syncguard_backend), unavailable_timeout_ms=1_000)
         broker.kill()
@@ -427,7 +455,7 @@ class TestTheBrokerIsDownToo:
         assert traced.info.state == "FAILURE"
         assert traced.info.retval.code == "ServiceUnavailable"
 
-    def test_a_lock_that_no_message_carries_is_put_back(
+    def test_a_lock_whose_message_could_not_be_published_is_released(
         self, app, make, broker, syncguard_backend, monkeypatch
     ):
         monkeypatch.setattr(republishing, "_PAUSE_S", 2.0)
@@ -442,7 +470,7 @@ class TestTheBrokerIsDownToo:
         assert not syncguard_backend.is_locked("k")
 
 
-def test_a_second_attempt_to_publish_says_that_it_may_be_a_second_copy(
+def test_a_second_attempt_to_publish_is_marked_as_a_possible_copy(
     make, deliver, syncguard_backend, monkeypatch, published
 ):
     monkeypatch.setattr(republishing, "_PAUSE_S", 0.0)

@@ -37,7 +37,7 @@ def test_what_a_task_publishes_inherits_its_fence(family, worker_app, scene, how
     assert family.inherited(times)["inherited"] == "000000000000001"
 
 
-def test_links_and_chain_steps_inherit_although_the_lock_is_let_go(family, worker_app, scene):
+def test_links_and_chain_steps_inherit_after_the_lock_is_released(family, worker_app, scene):
     step = family(worker_app.child.si(family.key))
     parent = family(worker_app.parent.si(scene.name, "nothing"))
     assert chain(parent, step).delay().get(timeout=30) == "000000000000001"
@@ -64,36 +64,36 @@ def test_the_header_holds_no_key_and_no_lock_id(family, worker_app, scene):
     assert scene.name not in str(header)
 
 
-def test_it_works_beside_integrations_that_rewrite_headers(family, worker_app, scene):
+def test_fences_are_sent_when_an_integration_rewrites_headers(family, worker_app, scene):
     step = family(worker_app.child.si(family.key)).set(task_id=f"rewritten-{scene.name}")
     parent = family(worker_app.parent.si(scene.name, "nothing"))
     parent.apply_async(link=step)
     assert family.inherited()["inherited"] == "000000000000001"
 
 
-def test_a_task_that_nobody_locked_inherits_nothing(family, worker_app):
+def test_a_task_published_without_a_lock_inherits_nothing(family, worker_app):
     assert family(worker_app.child.s(family.key)).delay().get(timeout=30) is None
 
 
-def test_a_header_that_is_handed_on_by_hand_carries_nothing(family, worker_app, scene, broker):
+def test_a_header_copied_by_hand_has_no_effect(family, worker_app, scene, broker):
     queue = f"aside-{scene.name}"
     worker_app.child.apply_async((family.key,), queue=queue, headers={HEADER: {"lock": "x" * 22}})
     with broker.client() as client:
         assert b"x" * 22 not in client.lpop(queue)
 
 
-def test_nested_tasks_on_one_key_are_re_entrant(family, worker_app, scene):
+def test_nested_tasks_on_one_key_reenter_the_lock(family, worker_app, scene):
     fences = family(worker_app.outer.s(scene.name)).delay().get(timeout=30)
     assert fences == ["000000000000001"] * 4
 
 
-def test_outside_of_tasks_there_is_nothing():
+def test_outside_of_tasks_there_is_no_inherited_fence():
     assert current_lock() is None
     assert current_fence() is None
     assert inherited_fence("any:key") is None
 
 
-def test_a_header_does_not_grow_for_ever():
+def test_the_number_of_fences_in_a_header_is_limited():
     layers = [{f"key-{n}": f"{n:015d}"} for n in range(MAX_FENCES + 10)]
     fences = merged(*layers)
     assert len(fences) == MAX_FENCES
@@ -101,7 +101,7 @@ def test_a_header_does_not_grow_for_ever():
     assert f"key-{MAX_FENCES + 9}" in fences
 
 
-def test_the_younger_fence_of_a_key_wins():
+def test_the_newer_fence_of_a_key_is_sent():
     assert merged({"a": "1", "b": "1"}, {"a": "2"}) == {"b": "1", "a": "2"}
     assert list(merged({"a": "1", "b": "1"}, {"a": "2"})) == ["b", "a"]
 
@@ -131,7 +131,7 @@ class TestEager:
         entered = [line for line in scene.notes() if line["event"] == "enter"]
         assert [line["inherited"] for line in entered] == [None, *[f"{n:015d}" for n in (1, 2)]]
 
-    def test_nested_tasks_are_re_entrant(self, worker_app, scene):
+    def test_nested_tasks_reenter_the_lock(self, worker_app, scene):
         assert worker_app.outer.delay(scene.name).get() == ["000000000000001"] * 4
 
     def test_groups_of_locked_tasks_run(self, worker_app, scene):

@@ -45,7 +45,7 @@ def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
     assert f"[{first.id}]@" in lock_of().holder
 
 
-def test_a_duplicate_is_logged_with_the_task_that_is_queued(worker_app, scene, locks, caplog):
+def test_a_duplicate_is_logged_with_the_id_of_the_queued_task(worker_app, scene, locks, caplog):
     queue = f"nobody-{scene.name}"
     first = worker_app.unique.apply_async((scene.name,), queue=queue)
     with caplog.at_level(logging.INFO, logger="syncguard.celery"):
@@ -58,7 +58,7 @@ def test_a_duplicate_is_logged_with_the_task_that_is_queued(worker_app, scene, l
     )
 
 
-def test_a_duplicate_is_told_by_a_signal(worker_app, scene, locks, lock_of):
+def test_a_duplicate_sends_a_signal(worker_app, scene, locks, lock_of):
     told = []
 
     def receiver(**facts):
@@ -86,7 +86,7 @@ def test_without_a_key_every_task_is_published(prefork, worker_app, scene):
     assert second.get(timeout=30)
 
 
-def test_eager_tasks_are_not_published_and_so_lock_when_they_run(worker_app, scene):
+def test_an_eager_task_acquires_its_lock_when_it_runs(worker_app, scene):
     worker_app.app.conf.task_always_eager = True
     try:
         assert worker_app.unique.delay(scene.name).get() == "000000000000001"
@@ -95,7 +95,7 @@ def test_eager_tasks_are_not_published_and_so_lock_when_they_run(worker_app, sce
     assert scene.events() == ["enter", "leave"]
 
 
-def test_the_lock_of_a_task_that_is_to_run_later_waits_for_longer(worker_app, scene, left_ms):
+def test_the_lock_of_a_task_with_a_countdown_is_held_for_longer(worker_app, scene, left_ms):
     # Its pending_ttl_ms is 300: that counts from when it may run.
     queue = f"nobody-{scene.name}"
     worker_app.unique_and_late.apply_async((scene.name,), queue=queue, countdown=60)
@@ -125,7 +125,7 @@ def test_it_is_released_when_the_task_fails(prefork, worker_app, scene, lock_of)
     assert lock_of() is None
 
 
-def test_it_is_released_when_the_task_is_revoked_before_it_ran(
+def test_it_is_released_when_the_task_is_revoked_before_it_runs(
     prefork, worker_app, scene, lock_of, eventually
 ):
     result = worker_app.unique.apply_async((scene.name,), queue=prefork.queue, countdown=2)
@@ -156,9 +156,7 @@ def test_it_is_released_when_publishing_fails(worker_app, scene, lock_of, monkey
     assert lock_of() is None
 
 
-def test_a_message_that_waited_too_long_finds_a_fresh_lock(
-    start_worker, worker_app, scene, lock_of
-):
+def test_a_message_whose_lock_expired_acquires_a_new_lock(start_worker, worker_app, scene, lock_of):
     queue = f"later-{scene.name}"
     result = worker_app.unique_and_late.apply_async((scene.name,), queue=queue)
     time.sleep(0.5)  # its pending_ttl_ms is 300
@@ -170,7 +168,9 @@ def test_a_message_that_waited_too_long_finds_a_fresh_lock(
     assert scene.events() == ["enter", "leave"] * 2
 
 
-def test_where_the_holder_is_no_task_the_policy_applies(prefork, worker_app, scene, locks):
+def test_the_contention_policy_applies_if_the_holder_is_not_a_task(
+    prefork, worker_app, scene, locks
+):
     with locks.acquire(f"unique:{scene.name}", 20_000, holder="somebody else"):
         result = worker_app.unique.apply_async((scene.name,), queue=prefork.queue)
         assert result.get(timeout=30) == "skipped"
@@ -179,14 +179,14 @@ def test_where_the_holder_is_no_task_the_policy_applies(prefork, worker_app, sce
             result.get(timeout=30)
 
 
-def test_another_task_under_the_same_key_is_no_duplicate(worker_app, scene):
+def test_another_task_with_the_same_key_is_not_a_duplicate(worker_app, scene):
     queue = f"nobody-{scene.name}"
     first = worker_app.unique.apply_async((scene.name,), queue=queue)
     second = worker_app.unique_or_fail.apply_async((scene.name,), queue=queue)
     assert second.id != first.id
 
 
-def test_a_duplicate_with_a_prescribed_id_is_resolved_in_the_worker(prefork, worker_app, scene):
+def test_a_duplicate_with_a_given_id_applies_its_policy_in_the_worker(prefork, worker_app, scene):
     worker_app.unique.apply_async((scene.name, True), queue=prefork.queue)
     scene.seen("enter")
     second = worker_app.unique.apply_async(
@@ -206,7 +206,7 @@ def test_a_duplicate_does_not_hang_its_chain_group_or_chord(prefork, worker_app,
     assert chord([twin, twin], echo).delay().get(timeout=30) is None
 
 
-def test_a_message_that_is_delivered_twice_is_redeemed_once(
+def test_a_message_that_is_delivered_twice_adopts_its_lock_once(
     prefork, worker_app, scene, deliver_twice, lock_of, eventually
 ):
     result = deliver_twice(worker_app.unique, scene.name, True)
@@ -218,13 +218,13 @@ def test_a_message_that_is_delivered_twice_is_redeemed_once(
     assert scene.events() == ["enter", "leave"]
 
 
-def test_a_redelivered_message_acquires_afresh(doomed, worker_app, scene):
+def test_a_redelivered_message_acquires_a_new_lock(doomed, worker_app, scene):
     result = worker_app.unique_surviving.apply_async((scene.name,), queue=doomed.queue)
     scene.seen("enter")  # and kills its process
     assert result.get(timeout=60) == "000000000000002"
 
 
-def test_a_retry_keeps_the_lock_through_its_countdown_under_a_fresh_id(
+def test_a_retry_keeps_the_lock_during_its_countdown_with_a_new_id(
     prefork, worker_app, scene, lock_of
 ):
     result = worker_app.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
@@ -240,7 +240,7 @@ def test_a_retry_keeps_the_lock_through_its_countdown_under_a_fresh_id(
     assert lock_of() is None
 
 
-def test_the_lock_of_a_retry_waits_for_its_countdown_too(
+def test_the_lock_of_a_retry_is_held_during_its_countdown(
     prefork, worker_app, scene, left_ms, eventually
 ):
     # Its pending_ttl_ms is 20_000.
@@ -250,7 +250,7 @@ def test_the_lock_of_a_retry_waits_for_its_countdown_too(
     result.revoke()
 
 
-def test_the_lock_of_an_autoretry_waits_for_its_countdown_too(
+def test_the_lock_of_an_autoretry_is_held_during_its_countdown(
     prefork, worker_app, scene, left_ms, eventually
 ):
     result = worker_app.unique_autoretrying_later.apply_async((scene.name,), queue=prefork.queue)
@@ -260,7 +260,7 @@ def test_the_lock_of_an_autoretry_waits_for_its_countdown_too(
 
 
 @pytest.mark.parametrize("task", ["unique_forgotten", "unique_autoretrying_in_vain"])
-def test_the_lock_does_not_wait_for_a_retry_that_was_not_published(
+def test_the_lock_is_released_if_its_retry_was_not_published(
     prefork, worker_app, scene, lock_of, eventually, task
 ):
     getattr(worker_app, task).apply_async((scene.name,), queue=prefork.queue)
@@ -320,14 +320,14 @@ def test_autoretry_keeps_the_lock_too(prefork, worker_app, scene, lock_of, event
     assert lock_of() is None
 
 
-def test_autoretry_lets_go_when_its_retries_are_used_up(prefork, worker_app, scene, lock_of):
+def test_autoretry_releases_the_lock_after_its_last_retry(prefork, worker_app, scene, lock_of):
     result = worker_app.unique_autoretrying.apply_async((scene.name, True), queue=prefork.queue)
     with pytest.raises(worker_app.Flaky):
         result.get(timeout=60)
     assert lock_of() is None
 
 
-def test_the_lock_id_is_in_that_one_message_only(prefork, worker_app, scene, broker, eventually):
+def test_the_lock_id_is_in_one_message_only(prefork, worker_app, scene, broker, eventually):
     queue = f"aside-{scene.name}"
     worker_app.unique_parent.apply_async((scene.name,), queue=queue)
     (header,) = header_in(broker, queue)
@@ -348,7 +348,7 @@ def test_the_lock_id_is_in_that_one_message_only(prefork, worker_app, scene, bro
     assert "TaskPool: Apply" in prefork.log  # the line that prints a request
 
 
-def test_what_is_published_in_the_middle_of_publishing_does_not_carry_it(worker_app, scene, broker):
+def test_a_task_published_during_publishing_does_not_carry_the_lock_id(worker_app, scene, broker):
     aside = f"aside-{scene.name}"
 
     def publish_another(**_):
@@ -362,7 +362,7 @@ def test_what_is_published_in_the_middle_of_publishing_does_not_carry_it(worker_
     assert header_in(broker, aside) == [None]
 
 
-def test_a_retry_that_keeps_the_lock_carries_a_fresh_id(start_worker, worker_app, scene, broker):
+def test_a_retry_that_keeps_the_lock_carries_a_new_id(start_worker, worker_app, scene, broker):
     worker = start_worker("solo", 1)
     aside = f"aside-{scene.name}"
     worker_app.unique_retrying.apply_async((scene.name, 30), queue=aside)

@@ -30,7 +30,7 @@ class Maintenance(Task):
 
 
 @pytest.mark.parametrize(("base", "ends"), [(Gate, "SUCCESS"), (Maintenance, "FAILURE")])
-def test_it_is_released_when_the_task_ends_before_its_function_began(
+def test_it_is_released_when_the_task_ends_before_its_function_is_called(
     app, deliver, syncguard_backend, base, ends
 ):
     @locked_task(app=app, base=base, key="k", at="publish")
@@ -55,7 +55,7 @@ def test_it_is_released_when_the_worker_does_not_know_the_task(
     eventually(lambda: not locks.is_locked(scene.name))
 
 
-def test_it_goes_with_a_retry_that_was_decided_before_the_function_began(
+def test_a_retry_requested_before_the_function_is_called_carries_the_lock(
     app, deliver, syncguard_backend
 ):
     class Later(Task):
@@ -74,7 +74,7 @@ def test_it_goes_with_a_retry_that_was_decided_before_the_function_began(
     assert not syncguard_backend.is_locked("k")
 
 
-def test_it_is_released_when_it_could_not_be_redeemed(app, deliver, syncguard_backend):
+def test_it_is_released_when_it_could_not_be_adopted(app, deliver, syncguard_backend):
     backend = FailsSomeAdoptions(syncguard_backend, 1)
 
     @locked_task(app=app, key="k", at="publish", backend=backend, on_unavailable="fail")
@@ -85,7 +85,7 @@ def test_it_is_released_when_it_could_not_be_redeemed(app, deliver, syncguard_ba
     assert not syncguard_backend.is_locked("k")
 
 
-def test_a_retry_redeems_what_could_not_be_redeemed_before(app, deliver, syncguard_backend):
+def test_a_retry_adopts_a_lock_that_could_not_be_adopted_before(app, deliver, syncguard_backend):
     @locked_task(
         app=app,
         key="k",
@@ -106,7 +106,7 @@ def test_a_retry_redeems_what_could_not_be_redeemed_before(app, deliver, syncgua
 
 
 @pytest.mark.parametrize("how", ["retry", "autoretry"])
-def test_a_lock_that_cannot_be_handed_on_does_not_end_the_retries(
+def test_a_retry_is_published_if_its_lock_cannot_be_handed_over(
     app, deliver, syncguard_backend, how, caplog
 ):
     backend = FailsSomeAdoptions(syncguard_backend, 0)
@@ -137,7 +137,9 @@ def test_a_lock_that_cannot_be_handed_on_does_not_end_the_retries(
     assert not syncguard_backend.is_locked("k")
 
 
-def test_a_base_class_that_publishes_later_publishes_without_it(app, deliver, syncguard_backend):
+def test_a_base_class_that_publishes_later_publishes_without_the_lock(
+    app, deliver, syncguard_backend
+):
     deferred = []
 
     class OnCommit(Task):
@@ -155,7 +157,7 @@ def test_a_base_class_that_publishes_later_publishes_without_it(app, deliver, sy
     assert deliver().result == "000000000000002"
 
 
-def test_a_message_protocol_without_headers_goes_without_it(app, syncguard_backend):
+def test_a_message_without_headers_is_published_without_the_lock(app, syncguard_backend):
     app.conf.task_protocol = 1
 
     @locked_task(app=app, key="k", at="publish")
@@ -198,14 +200,16 @@ class TestARevokedTask:
 
         return task
 
-    def test_does_not_stand_in_the_way_of_its_successor(self, app, task, syncguard_backend):
+    def test_a_revoked_task_does_not_block_the_next_one(self, app, task, syncguard_backend):
         first = task.apply_async(countdown=3_600)
         app.backend.mark_as_revoked(first.id, "revoked", store_result=True)
         second = task.apply_async(countdown=7_200)
         assert second.id != first.id
         assert f"[{second.id}]" in syncguard_backend.lookup(key="k").holder
 
-    def test_still_does_while_it_may_be_running(self, app, task, syncguard_backend):
+    def test_a_revoked_task_that_may_be_running_blocks_the_next_one(
+        self, app, task, syncguard_backend
+    ):
         first = task.delay()
         with app.connection_for_read() as connection:
             headers = connection.SimpleQueue(app.conf.task_default_queue).get(block=False).headers
@@ -215,7 +219,7 @@ class TestARevokedTask:
         assert task.delay().id == first.id
 
     @pytest.mark.parametrize("runs", [True, False])
-    def test_that_is_terminated_while_it_runs_is_not_told_to_have_lost_its_lock(
+    def test_terminating_a_running_task_does_not_report_its_lock_as_lost(
         self, app, syncguard_backend, runs
     ):
         """As the worker's main process does for revoke(terminate=True): it releases by the id in
@@ -235,7 +239,9 @@ class TestARevokedTask:
         )
         assert syncguard_backend.is_locked("k") is runs
 
-    def test_is_not_asked_for_where_there_is_no_result_store(self, app, task, monkeypatch):
+    def test_a_duplicate_is_not_published_if_the_result_store_cannot_be_read(
+        self, app, task, monkeypatch
+    ):
         def refuse(*_):
             raise NotImplementedError
 
@@ -258,7 +264,7 @@ class Hanging(WrappedBackend):
         self.released.append(lock_id)
 
 
-def test_a_lock_service_that_hangs_does_not_stop_the_workers_main_loop(eventually):
+def test_a_lock_service_that_hangs_does_not_block_the_workers_main_loop(eventually):
     backend, release_thread = Hanging(None), _ReleaseThread()
     for number in range(100):  # which would take 20 s if each were waited for
         release_thread.release(backend, str(number))
@@ -267,7 +273,7 @@ def test_a_lock_service_that_hangs_does_not_stop_the_workers_main_loop(eventuall
     eventually(lambda: len(backend.released) == 100)
 
 
-def test_a_release_that_failed_is_tried_again(eventually, syncguard_backend):
+def test_a_failed_release_is_retried(eventually, syncguard_backend):
     class Failing(WrappedBackend):
         failures = 2
 
@@ -282,9 +288,7 @@ def test_a_release_that_failed_is_tried_again(eventually, syncguard_backend):
     eventually(lambda: not syncguard_backend.is_locked("k"))
 
 
-def test_a_duplicate_of_an_eager_run_is_published_because_that_has_no_result(
-    app, syncguard_backend
-):
+def test_a_duplicate_of_an_eager_run_is_published(app, syncguard_backend):
     @locked_task(app=app, key="k", at="publish")
     def task(again=False):
         if again:
@@ -299,7 +303,7 @@ def test_a_duplicate_of_an_eager_run_is_published_because_that_has_no_result(
     assert f"[{result.id}]" in result.get()
 
 
-def test_an_ignored_task_lets_go(app, deliver, syncguard_backend):
+def test_a_task_that_raises_ignore_releases_its_lock(app, deliver, syncguard_backend):
     @locked_task(app=app, key="k", at="publish")
     def task():
         raise Ignore

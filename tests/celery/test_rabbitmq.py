@@ -111,7 +111,7 @@ def test_locks_fences_and_publish_time_locks_work_with_rabbitmq(
         worker.wait(30)
 
 
-def test_what_a_killed_worker_left_is_delivered_again_and_has_a_higher_fence(
+def test_the_task_of_a_killed_worker_is_delivered_again_with_a_higher_fence(
     rabbitmq: str,
     worker_app: ModuleType,
     scene: Any,

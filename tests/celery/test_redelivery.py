@@ -50,7 +50,7 @@ def two_workers(start_worker, scene, monkeypatch, eventually):
             worker.stop()
 
 
-def test_kill_9_loses_no_task_that_would_skip(doomed, redelivered_tasks, scene):
+def test_a_task_with_policy_skip_runs_again_after_kill_9(doomed, redelivered_tasks, scene):
     names = [f"{scene.name}-{n}" for n in range(KILLS)]
     for name in names:
         scene.worker_app.notes.set(f"go:{name}", "1")
@@ -62,7 +62,7 @@ def test_kill_9_loses_no_task_that_would_skip(doomed, redelivered_tasks, scene):
         assert events == ["begin", "begin", "end"]
 
 
-def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
+def test_only_one_body_runs_and_its_result_is_kept_while_the_first_delivery_is_alive(
     two_workers, redelivered_tasks, scene, eventually
 ):
     _, second, result = two_workers(redelivered_tasks.skipping_late)
@@ -75,7 +75,7 @@ def test_the_first_is_alive_one_body_runs_and_its_result_is_kept(
     assert result.get() == "done with 000000000000001"
 
 
-def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
+def test_the_copy_runs_after_the_first_delivery_is_killed(
     two_workers, redelivered_tasks, scene, eventually
 ):
     first, second, result = two_workers(redelivered_tasks.killed_late)
@@ -86,7 +86,7 @@ def test_the_first_is_alive_and_then_killed_and_the_work_is_not_lost(
     assert scene.events() == ["begin", "begin", "end"]
 
 
-def test_the_first_is_shut_down_and_the_work_is_not_lost(
+def test_the_copy_runs_after_the_worker_of_the_first_delivery_is_shut_down(
     two_workers, redelivered_tasks, scene, eventually
 ):
     """It releases its lock in order, and yet has not ended."""
@@ -126,7 +126,7 @@ def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
     assert [line["retries"] for line in scene.notes()] == [0, 1]
 
 
-def test_a_task_that_always_hangs_is_not_delivered_for_ever(prefork, redelivered_tasks, scene):
+def test_a_task_that_always_hangs_fails_after_its_retries(prefork, redelivered_tasks, scene):
     result = redelivered_tasks.hanging_always.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockLost):
         result.get(timeout=60)

@@ -89,18 +89,20 @@ def look(deliver, first_time=False):
     return traced.came_with
 
 
-class TestTheFirstLives:
+class TestTheFirstDeliveryHoldsItsLock:
     @pytest.mark.usefixtures("first")
-    def test_the_copy_comes_back_and_does_nothing(self, deliver, bodies):
+    def test_the_copy_is_published_again_and_does_not_run(self, deliver, bodies):
         look(deliver, first_time=True)
         assert list(look(deliver)["earlier"]) == [DIGEST]
         assert not bodies
 
-    def test_it_stores_no_state(self, results, deliver, first):
+    def test_the_copy_stores_no_state(self, results, deliver, first):
         look(deliver, first_time=True)
         assert results.get_state(first.id) == states.PENDING
 
-    def test_it_looks_again_after_the_next_extension_was_due(self, deliver, first, clock, delays):
+    def test_the_copy_looks_again_after_the_next_extension_was_due(
+        self, deliver, first, clock, delays
+    ):
         look(deliver, first_time=True)
         clock.ahead_ms = TTL_MS / 2
         look(deliver)
@@ -113,12 +115,14 @@ class TestTheFirstLives:
         assert TTL_MS / 3 < due_again <= TTL_MS / 2
 
     @pytest.mark.usefixtures("first")
-    def test_it_comes_back_within_half_of_the_visibility_timeout(self, app, deliver, delays):
+    def test_the_copy_is_published_again_within_half_of_the_visibility_timeout(
+        self, app, deliver, delays
+    ):
         app.conf.broker_transport_options = {"visibility_timeout": 4}
         look(deliver, first_time=True)
         assert delays == [2_000]
 
-    def test_a_copy_that_runs_is_met_by_the_first_delivery(
+    def test_the_first_delivery_does_not_run_while_its_copy_runs(
         self, deliver, task, syncguard_backend, bodies
     ):
         """The message waited in a worker for so long that its copy overtook it."""
@@ -129,7 +133,7 @@ class TestTheFirstLives:
         assert not bodies
 
     @pytest.mark.usefixtures("first")
-    def test_a_broker_that_is_gone_gets_the_message_back(self, deliver, monkeypatch):
+    def test_the_copy_is_requeued_if_it_cannot_be_published_again(self, deliver, monkeypatch):
         def fail(*_args, **_options):
             raise OperationalError
 
@@ -139,27 +143,29 @@ class TestTheFirstLives:
         assert traced.raised.requeue
 
 
-class TestTheFirstIsGone:
+class TestTheLockOfTheFirstDeliveryIsGone:
     @pytest.fixture
     def seen(self, deliver, first):
         """The copy has seen the first one's lock once."""
         look(deliver, first_time=True)
         return first
 
-    def test_released_before_it_expired_the_copy_is_dropped(
+    def test_the_copy_is_dropped_if_the_lock_was_released_before_it_expired(
         self, deliver, seen, syncguard_backend, bodies
     ):
         syncguard_backend.release(seen.lock_id)
         look(deliver)
         assert not bodies
 
-    def test_expired_the_copy_runs(self, deliver, seen, syncguard_backend, clock, bodies):
+    def test_the_copy_runs_if_the_lock_expired(
+        self, deliver, seen, syncguard_backend, clock, bodies
+    ):
         syncguard_backend.release(seen.lock_id)
         clock.ahead_ms = TTL_MS
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
-    def test_within_the_difference_of_clocks_the_copy_runs(
+    def test_the_copy_runs_if_the_lock_may_have_expired_by_another_clock(
         self, deliver, seen, syncguard_backend, clock, bodies
     ):
         syncguard_backend.release(seen.lock_id)
@@ -167,18 +173,20 @@ class TestTheFirstIsGone:
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
-    def test_a_result_says_that_it_ended(self, results, deliver, seen, bodies):
+    def test_the_copy_is_dropped_if_a_result_is_stored(self, results, deliver, seen, bodies):
         results.mark_as_done(seen.id, "done")
         look(deliver)
         assert not bodies
 
-    def test_a_failure_is_an_end_too(self, results, deliver, seen, syncguard_backend, bodies):
+    def test_the_copy_is_dropped_if_a_failure_is_stored_and_the_lock_was_released(
+        self, results, deliver, seen, syncguard_backend, bodies
+    ):
         syncguard_backend.release(seen.lock_id)
         results.mark_as_failure(seen.id, ValueError())
         look(deliver)
         assert not bodies
 
-    def test_a_failure_does_not_say_that_a_lock_which_expired_had_ended(
+    def test_the_copy_runs_if_a_failure_is_stored_and_the_lock_expired(
         self, results, deliver, seen, syncguard_backend, clock, bodies
     ):
         """Celery stores one for a worker that was killed."""
@@ -188,14 +196,16 @@ class TestTheFirstIsGone:
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
-    def test_its_own_retry_is_an_end_too(self, results, deliver, seen, syncguard_backend, bodies):
+    def test_the_copy_is_dropped_if_the_task_retried_itself(
+        self, results, deliver, seen, syncguard_backend, bodies
+    ):
         syncguard_backend.release(seen.lock_id)
         results.mark_as_retry(seen.id, ValueError())
         look(deliver)
         assert not bodies
 
     @pytest.mark.parametrize("stale", [None, LockContended()], ids=["pending", "contended"])
-    def test_released_but_without_an_end_the_copy_runs_after_another_look(
+    def test_the_copy_runs_later_if_the_lock_was_released_and_no_end_is_stored(
         self, results, deliver, seen, syncguard_backend, clock, bodies, stale
     ):
         """As a shutdown leaves it: the task was interrupted, and released its lock."""
@@ -209,14 +219,16 @@ class TestTheFirstIsGone:
         assert len(bodies) == 1
 
     @pytest.mark.usefixtures("seen")
-    def test_somebody_else_holds_the_lock_now(self, deliver, syncguard_backend, clock):
+    def test_the_copy_meets_contention_if_another_holder_has_the_lock(
+        self, deliver, syncguard_backend, clock
+    ):
         release_as_administrator(syncguard_backend, "k")
         with syncguard_backend.acquire("k", TTL_MS, holder="somebody else"):
             clock.ahead_ms = TTL_MS
             traced = deliver()
         assert (traced.state, traced.result) == ("SUCCESS", "skipped")
 
-    def test_after_an_attempt_in_doubt_a_release_is_no_end(
+    def test_the_copy_runs_if_the_released_lock_may_be_of_an_unanswered_attempt(
         self, app, deliver, seen, syncguard_backend, bodies
     ):
         """What was seen may have been this task's own attempt, whose answer was lost."""
@@ -233,23 +245,21 @@ class TestTheFirstIsGone:
         assert len(bodies) == 1
 
 
-def test_a_copy_that_comes_when_all_is_over_is_dropped(results, task, deliver, bodies):
+def test_a_copy_delivered_after_the_end_of_the_task_is_dropped(results, task, deliver, bodies):
     result = task.delay()
     results.mark_as_done(result.id, "done")
     look(deliver, first_time=True)
     assert not bodies
 
 
-def test_a_result_under_an_id_that_was_chosen_by_hand_may_be_an_older_one(
-    results, task, deliver, bodies
-):
+def test_a_stored_result_is_ignored_for_an_id_chosen_by_the_user(results, task, deliver, bodies):
     task.apply_async(task_id="nightly")
     results.mark_as_done("nightly", "yesterday's")
     assert deliver(redelivered=True).state == "SUCCESS"
     assert len(bodies) == 1
 
 
-def test_a_result_that_cannot_be_read_says_nothing(
+def test_a_copy_runs_if_the_result_store_cannot_be_read(
     app, results, task, deliver, bodies, monkeypatch
 ):
     def fail(*_args, **_options):
@@ -260,7 +270,7 @@ def test_a_result_that_cannot_be_read_says_nothing(
     assert deliver(redelivered=True).state == "SUCCESS"
 
 
-def test_results_that_only_the_caller_can_read_say_nothing(
+def test_results_that_only_the_caller_can_read_are_ignored(
     app, task, deliver, syncguard_backend, bodies
 ):
     app.conf.result_backend = "rpc://"
@@ -273,7 +283,9 @@ def test_results_that_only_the_caller_can_read_say_nothing(
     assert not bodies
 
 
-def test_a_lock_around_it_does_not_stay_for_its_minimum(app, deliver, syncguard_backend):
+def test_an_outer_lock_is_not_kept_for_its_minimum_when_a_copy_is_published_again(
+    app, deliver, syncguard_backend
+):
     @app.task(name="double", shared=False)
     @locked(key="outer", min_hold_ms=TTL_MS)
     @locked(key="k")
@@ -285,7 +297,7 @@ def test_a_lock_around_it_does_not_stay_for_its_minimum(app, deliver, syncguard_
     assert not syncguard_backend.is_locked("outer")
 
 
-def test_a_result_that_is_not_stored_is_not_asked_for(app, results, deliver, bodies):
+def test_a_stored_result_is_ignored_for_a_task_that_ignores_results(app, results, deliver, bodies):
     @locked_task(app=app, name="ignoring", key="k", ignore_result=True)
     def ignoring():
         bodies.append(1)
@@ -296,7 +308,7 @@ def test_a_result_that_is_not_stored_is_not_asked_for(app, results, deliver, bod
     assert bodies
 
 
-def test_a_copy_that_meets_contention_is_still_a_copy(app, deliver, syncguard_backend):
+def test_a_copy_that_meets_contention_stays_marked_as_a_copy(app, deliver, syncguard_backend):
     @locked_task(app=app, name="retrying", key="k")
     def retrying(): ...
 
@@ -306,7 +318,7 @@ def test_a_copy_that_meets_contention_is_still_a_copy(app, deliver, syncguard_ba
     assert deliver().came_with["earlier"] == {}
 
 
-def test_each_lock_of_a_task_is_watched_by_itself(app, deliver, syncguard_backend):
+def test_each_lock_of_a_copy_is_checked_separately(app, deliver, syncguard_backend):
     @app.task(name="double", shared=False)
     @locked(key="outer", ttl_ms=TTL_MS)
     @locked(key="k", ttl_ms=TTL_MS)
@@ -322,7 +334,7 @@ def test_each_lock_of_a_task_is_watched_by_itself(app, deliver, syncguard_backen
     look(deliver)
 
 
-class TestWhoseLockItIs:
+class TestIsOwnDelivery:
     def call(self, app, retries=0, redelivered=False, header=None, **attributes):
         @app.task(name="some", shared=False, **attributes)
         def some(): ...
@@ -339,30 +351,30 @@ class TestWhoseLockItIs:
     def own(self, call, **options):
         return SimpleNamespace(holder=holder_label("some", call.task_id, **options))
 
-    def test_that_of_a_redelivered_message(self, app):
+    def test_the_holder_with_the_id_of_a_redelivered_message_is_its_own_delivery(self, app):
         call = self.call(app, redelivered=True)
         assert is_own_delivery(call, self.own(call))
 
-    def test_not_that_of_a_second_publication(self, app):
+    def test_a_second_publication_with_the_same_id_is_not_its_own_delivery(self, app):
         call = self.call(app)
         assert not is_own_delivery(call, self.own(call))
 
-    def test_not_that_of_another_task(self, app):
+    def test_a_holder_with_another_id_is_not_its_own_delivery(self, app):
         call = self.call(app, redelivered=True)
         assert not is_own_delivery(call, SimpleNamespace(holder=holder_label("some", "other")))
 
-    def test_the_copy_for_a_lost_worker_and_no_other_retry(self, app):
+    def test_a_message_published_for_a_lost_worker_is_a_copy(self, app):
         lost = self.call(app, retries=1, retry_on_worker_lost=True)
         assert is_copy(lost)
 
-    def test_a_retry_of_its_own_is_no_copy(self, app):
+    def test_a_retry_that_the_task_requested_is_not_a_copy(self, app):
         assert not is_copy(self.call(app, 1, header={"after": {}}, retry_on_worker_lost=True))
 
-    def test_a_direct_call_is_no_copy(self, app):
+    def test_a_direct_call_is_not_a_copy(self, app):
         assert not is_copy(Call("some", None, None, app))
 
 
-def test_the_label_of_a_copy_says_so_and_can_still_be_read():
+def test_the_label_of_a_copy_is_marked_and_its_task_id_can_be_read():
     label = holder_label("shop.settle", "0b7c", redelivered=True)
     assert label.endswith(" (delivered again)")
     assert is_redelivered(label)

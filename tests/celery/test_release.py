@@ -26,7 +26,7 @@ from syncguard_celery.release import _publish_retry
 from syncguard_celery.task_call import Call
 
 
-def test_a_lock_that_was_handed_on_for_nothing_is_released(app, syncguard_backend):
+def test_a_lock_handed_over_to_a_retry_that_was_not_published_is_released(app, syncguard_backend):
     @locked_task(app=app, name="unclaimed", key="k", at="publish")
     def unclaimed(): ...
 
@@ -54,7 +54,7 @@ def test_an_interrupt_between_acquiring_and_running_leaves_no_lock(
     assert not syncguard_backend.is_locked("k")
 
 
-def test_an_interrupt_while_letting_go_leaves_no_lock(app, syncguard_backend, monkeypatch):
+def test_an_interrupt_during_the_release_leaves_no_lock(app, syncguard_backend, monkeypatch):
     @locked_task(app=app, name="struck", key="k")
     def task(): ...
 
@@ -67,7 +67,7 @@ def test_an_interrupt_while_letting_go_leaves_no_lock(app, syncguard_backend, mo
     assert not syncguard_backend.is_locked("k")
 
 
-def test_what_ends_the_process_ends_the_minimum_hold_too(app, syncguard_backend):
+def test_system_exit_releases_the_lock_before_its_minimum(app, syncguard_backend):
     @locked_task(app=app, name="ending", key="k", min_hold_ms=60_000)
     def ending():
         raise SystemExit
@@ -77,7 +77,7 @@ def test_what_ends_the_process_ends_the_minimum_hold_too(app, syncguard_backend)
     assert not syncguard_backend.is_locked("k")
 
 
-def test_the_minimum_hold_counts_from_the_beginning(app, syncguard_backend):
+def test_min_hold_ms_counts_from_the_acquisition(app, syncguard_backend):
     @locked_task(app=app, name="busy", key="k", ttl_ms=20_000, min_hold_ms=60_000)
     def busy():
         began.append(current_lock().expires_at_ms - 20_000)
@@ -103,7 +103,7 @@ def test_a_broken_lock_service_does_not_hide_that_publishing_failed(
         unpublished.delay()
 
 
-def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monkeypatch):
+def test_a_lock_is_released_if_publishing_its_retry_fails(app, syncguard_backend, monkeypatch):
     published = []
 
     @locked_task(app=app, name="broken", key="k", at="publish", bind=True)
@@ -122,7 +122,7 @@ def test_the_lock_that_nobody_published_a_retry_for(app, syncguard_backend, monk
     assert not syncguard_backend.is_locked("k")
 
 
-def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend):
+def test_a_late_release_does_not_release_the_next_holders_lock(app, syncguard_backend):
     @locked_task(app=app, name="late", key="k", ttl_ms=20_000, on_lost="signal")
     def late():
         release_as_administrator(syncguard_backend, "k")
@@ -135,7 +135,7 @@ def test_a_late_release_leaves_the_successors_lock_alone(app, syncguard_backend)
 
 
 @pytest.mark.parametrize("how", ["throw=False", "requeue"])
-def test_a_task_that_will_be_run_again_does_not_keep_the_minimum(
+def test_a_task_that_will_run_again_releases_its_lock_before_its_minimum(
     app, deliver, syncguard_backend, how
 ):
     @locked_task(app=app, name="again", key="k", bind=True, min_hold_ms=60_000)
@@ -149,7 +149,7 @@ def test_a_task_that_will_be_run_again_does_not_keep_the_minimum(
     assert not syncguard_backend.is_locked("k")
 
 
-def test_an_interrupt_at_any_line_of_ours_leaves_neither_lock_nor_heartbeat_nor_place(
+def test_an_interrupt_at_any_line_leaves_no_lock_no_heartbeat_and_no_current_lock(
     app, syncguard_backend
 ):
     """A soft time limit strikes wherever it likes."""
@@ -235,7 +235,7 @@ def left_to_the_collector():
             gc.enable()
 
 
-def test_what_a_locked_task_made_goes_with_it(settle, deliver, left_to_the_collector):
+def test_a_locked_task_leaves_no_reference_cycles(settle, deliver, left_to_the_collector):
     settle.delay(1)
     assert deliver().state == "SUCCESS"
     settle(2)
@@ -245,7 +245,7 @@ def test_what_a_locked_task_made_goes_with_it(settle, deliver, left_to_the_colle
 @pytest.mark.parametrize(
     ("policy", "ends"), [("skip", "SUCCESS"), ("fail", "FAILURE"), ("wait", "FAILURE")]
 )
-def test_what_contention_made_goes_with_the_task(
+def test_contention_leaves_no_reference_cycles(
     app, deliver, syncguard_backend, left_to_the_collector, policy, ends
 ):
     @locked_task(app=app, name="meet", key="k", on_contention=policy, contention_timeout_ms=1)

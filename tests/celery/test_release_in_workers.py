@@ -16,20 +16,20 @@ def is_free(locks, scene):
     return lambda: not locks.is_locked(f"visit:{scene.name}")
 
 
-def test_on_return(any_pool, worker_app, scene, is_free):
+def test_the_lock_is_released_when_the_task_returns(any_pool, worker_app, scene, is_free):
     result = worker_app.ending.apply_async((scene.name, "return"), queue=any_pool.queue)
     assert result.get(timeout=30) == "returned"
     assert is_free()
 
 
-def test_on_an_exception(any_pool, worker_app, scene, is_free):
+def test_the_lock_is_released_when_the_task_raises(any_pool, worker_app, scene, is_free):
     result = worker_app.ending.apply_async((scene.name, "raise"), queue=any_pool.queue)
     with pytest.raises(ValueError, match=scene.name):
         result.get(timeout=30)
     assert is_free()
 
 
-def test_on_a_soft_time_limit(prefork, worker_app, scene, is_free):
+def test_the_lock_is_released_at_a_soft_time_limit(prefork, worker_app, scene, is_free):
     result = worker_app.ending.apply_async(
         (scene.name, "sleep"), soft_time_limit=0.5, queue=prefork.queue
     )
@@ -38,14 +38,16 @@ def test_on_a_soft_time_limit(prefork, worker_app, scene, is_free):
     assert is_free()
 
 
-def test_on_a_hard_time_limit(doomed, worker_app, scene, is_free, eventually):
+def test_the_lock_expires_after_a_hard_time_limit(doomed, worker_app, scene, is_free, eventually):
     result = worker_app.ending.apply_async((scene.name, "sleep"), time_limit=1, queue=doomed.queue)
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=30)
     eventually(is_free, 10)
 
 
-def test_on_revoke_with_terminate(doomed, worker_app, scene, is_free, eventually):
+def test_the_lock_expires_after_revoke_with_terminate(
+    doomed, worker_app, scene, is_free, eventually
+):
     result = worker_app.ending.apply_async((scene.name, "sleep"), queue=doomed.queue)
     scene.seen("enter")
     result.revoke(terminate=True)
@@ -54,7 +56,9 @@ def test_on_revoke_with_terminate(doomed, worker_app, scene, is_free, eventually
     eventually(is_free, 10)
 
 
-def test_on_warm_shutdown_after_the_task_has_ended(start_worker, worker_app, scene, is_free):
+def test_the_lock_is_released_at_the_end_of_the_task_during_a_warm_shutdown(
+    start_worker, worker_app, scene, is_free
+):
     worker = start_worker("prefork", 1)
     worker_app.visiting.apply_async((scene.name, True), queue=worker.queue)
     scene.seen("enter")
@@ -66,7 +70,9 @@ def test_on_warm_shutdown_after_the_task_has_ended(start_worker, worker_app, sce
 
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_on_cold_shutdown(start_worker, worker_app, scene, is_free, eventually, pool):
+def test_the_lock_is_released_at_a_cold_shutdown(
+    start_worker, worker_app, scene, is_free, eventually, pool
+):
     if pool == "solo" and celery.VERSION < (5, 5):
         pytest.skip("before Celery 5.5 a solo worker ends its task before it ends")
     worker = start_worker(pool, 1)
@@ -77,7 +83,7 @@ def test_on_cold_shutdown(start_worker, worker_app, scene, is_free, eventually, 
     worker.wait()
 
 
-def test_after_kill_9_the_ttl_frees_it_and_the_redelivered_task_has_a_higher_fence(
+def test_after_kill_9_the_lock_expires_and_the_redelivered_task_has_a_higher_fence(
     start_worker, worker_app, scene
 ):
     worker = start_worker("prefork", 1)
@@ -88,7 +94,7 @@ def test_after_kill_9_the_ttl_frees_it_and_the_redelivered_task_has_a_higher_fen
     assert (first, last) == ("000000000000001", "000000000000002")
 
 
-def test_after_kill_9_of_the_whole_worker_another_one_gets_a_higher_fence(
+def test_after_kill_9_of_the_whole_worker_another_worker_gets_a_higher_fence(
     start_worker, worker_app, scene, monkeypatch, eventually
 ):
     worker = start_worker("prefork", 1)
@@ -102,7 +108,7 @@ def test_after_kill_9_of_the_whole_worker_another_one_gets_a_higher_fence(
     assert result.get(timeout=60) == "000000000000002"
 
 
-def test_a_message_that_is_delivered_twice_makes_no_two_holders(
+def test_a_message_that_is_delivered_twice_never_has_two_holders(
     prefork, worker_app, scene, deliver_twice
 ):
     result = deliver_twice(worker_app.redelivered, scene.name)

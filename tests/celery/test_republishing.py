@@ -24,7 +24,7 @@ from syncguard_celery.release import ends_in_retry
 from syncguard_celery.task_call import Call
 
 
-def test_a_task_that_publishes_another_of_its_kind_is_no_retry(app, syncguard_backend):
+def test_publishing_another_run_of_the_same_task_is_not_a_retry(app, syncguard_backend):
     @locked_task(app=app, name="spawn", key="spawned:{n}", at="publish")
     def spawn(n):
         if n == 1:
@@ -34,7 +34,7 @@ def test_a_task_that_publishes_another_of_its_kind_is_no_retry(app, syncguard_ba
     assert "spawn[the-second]@" in syncguard_backend.lookup(key="spawned:2").holder
 
 
-class TestRetryForeseen:
+class TestEndsInRetry:
     """``autoretry_for`` acts outside of the lock: whether it will has to be known before."""
 
     @pytest.fixture
@@ -55,7 +55,7 @@ class TestRetryForeseen:
         flaky.name  # noqa: B018 - made now
         return make
 
-    def test_errors_that_are_retried_and_those_that_are_not(self, call):
+    def test_autoretry_for_and_dont_autoretry_for_decide_whether_a_task_is_retried(self, call):
         assert ends_in_retry(call(), OSError())
         assert ends_in_retry(call(), Retry())
         assert not ends_in_retry(call(), None)
@@ -63,22 +63,22 @@ class TestRetryForeseen:
         assert not ends_in_retry(call(), FileNotFoundError())
         assert not ends_in_retry(call(), Ignore())
 
-    def test_retries_that_are_used_up(self, call):
+    def test_a_task_is_not_retried_after_its_last_retry(self, call):
         assert ends_in_retry(call(retries=1), OSError())
         assert not ends_in_retry(call(retries=2), OSError())
 
-    def test_a_limit_for_this_run(self, call):
+    def test_a_limit_for_this_run_is_used(self, call):
         made = call(retries=2)
         made.task.override_max_retries = 5
         assert ends_in_retry(made, OSError())
 
-    def test_a_limit_for_autoretry_alone(self, call):
+    def test_a_limit_in_retry_kwargs_is_used(self, call):
         made = call(retries=2)
         made.task.retry_kwargs = {"max_retries": 3}
         assert ends_in_retry(made, OSError())
         assert not ends_in_retry(call(retries=3), OSError())
 
-    def test_without_a_limit(self, call):
+    def test_a_task_without_a_limit_is_always_retried(self, call):
         made = call(retries=99)
         made.task.max_retries = None
         assert ends_in_retry(made, OSError())
@@ -89,7 +89,7 @@ class TestRetryForeseen:
         assert not ends_in_retry(made, OSError())
 
 
-class TestComingBack:
+class TestPublishedAgainAfterContention:
     """Without a queue for its key, a task that met contention is published again: when, and what
     the message says."""
 
@@ -107,17 +107,17 @@ class TestComingBack:
 
         return come_back
 
-    def test_later_each_time_but_not_later_than_in_ten_seconds(self, come_back):
+    def test_the_delay_grows_up_to_ten_seconds(self, come_back):
         for attempts, most in [(0, 0.2), (1, 0.4), (2, 0.8), (5, 6.4), (6, 10), (10_000, 10)]:
             assert most / 2 <= come_back(attempts) <= most
 
-    def test_not_all_at_the_same_time(self, come_back):
+    def test_the_delay_is_random(self, come_back):
         assert len({come_back() for _ in range(10)}) > 1
 
-    def test_before_its_time_is_over(self, come_back):
+    def test_the_delay_ends_before_the_contention_timeout(self, come_back):
         assert come_back(attempts=9, left=50.0) <= 0.05
 
-    def test_the_message_counts_the_attempts_and_keeps_the_beginning(self, come_back):
+    def test_the_message_has_the_number_of_attempts_and_the_start_of_contention(self, come_back):
         sent = []
 
         def receiver(headers=None, **_):
@@ -135,7 +135,9 @@ class TestComingBack:
         assert fourth == {"attempts": 4, "since": 1_000}
 
 
-def test_a_retry_that_somebody_else_overtakes_meets_contention(app, syncguard_backend, monkeypatch):
+def test_a_retry_meets_contention_if_another_holder_acquires_the_lock_first(
+    app, syncguard_backend, monkeypatch
+):
     class Overtaken(WrappedBackend):
         """Its first look still sees the predecessor; then somebody else is there."""
 
@@ -162,7 +164,7 @@ def test_a_retry_that_somebody_else_overtakes_meets_contention(app, syncguard_ba
     assert task.apply(headers={HEADER: came_with}).get() == "overtaken"
 
 
-def test_eta_and_countdown_add_to_the_time_that_a_lock_waits(app):
+def test_eta_and_countdown_are_added_to_the_pending_ttl(app):
     @app.task(name="timed", shared=False)
     def timed(): ...
 
@@ -173,7 +175,7 @@ def test_eta_and_countdown_add_to_the_time_that_a_lock_waits(app):
     assert _delay_ms(timed, {}) == 0
 
 
-def test_a_holder_that_slips_away_is_no_contention(app, syncguard_backend):
+def test_a_lock_released_before_the_lookup_is_not_contention(app, syncguard_backend):
     """It lets go between the attempt and the look at it: even "fail" then gets the lock."""
 
     slippery = RefusesSome(syncguard_backend, refusals=1)
@@ -185,7 +187,9 @@ def test_a_holder_that_slips_away_is_no_contention(app, syncguard_backend):
     assert task() == "000000000000002"
 
 
-def test_a_holder_that_always_slips_away_is_contention_with_nobody(app, syncguard_backend):
+def test_a_lock_always_released_before_the_lookup_is_contention_without_a_holder(
+    app, syncguard_backend
+):
     slippery = RefusesSome(syncguard_backend, refusals=99)
 
     @locked_task(app=app, name="slip", key="k", backend=slippery, on_contention="fail")
@@ -197,7 +201,9 @@ def test_a_holder_that_always_slips_away_is_contention_with_nobody(app, syncguar
     assert (raised.value.fence, raised.value.remaining_ms) == (None, None)
 
 
-def test_a_holder_that_slips_away_from_a_publisher_is_no_twin(app, syncguard_backend):
+def test_a_lock_released_before_the_lookup_is_not_a_duplicate_for_a_publisher(
+    app, syncguard_backend
+):
     slippery = RefusesSome(syncguard_backend, refusals=2)
 
     @locked_task(app=app, name="slip", key="k", backend=slippery, at="publish")

@@ -9,7 +9,7 @@ from syncguard_celery import LockContended, locked_task
 sentry_sdk = pytest.importorskip("sentry_sdk")
 
 
-def test_a_task_that_meets_contention_shows_as_a_sentence(app, syncguard_backend):
+def test_sentry_shows_the_text_of_lock_contended(app, syncguard_backend):
     @locked_task(app=app, name="settle", key="invoice:secret", on_contention="fail")
     def settle(): ...
 

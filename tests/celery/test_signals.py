@@ -18,7 +18,7 @@ from syncguard_celery import (
 )
 
 
-def test_signals_tell_who_what_and_how_long(app, syncguard_backend):
+def test_signals_have_task_key_hash_fence_and_times(app, syncguard_backend):
     told = []
 
     def receiver(signal=None, **facts):
@@ -54,7 +54,7 @@ def test_signals_tell_who_what_and_how_long(app, syncguard_backend):
     assert contended["fence"] == "000000000000002"
 
 
-def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
+def test_a_lost_lock_sends_a_signal_and_is_logged(app, syncguard_backend, caplog):
     lost = threading.Event()
     told = []
 
@@ -84,7 +84,7 @@ def test_losing_is_told_by_a_signal_and_logged(app, syncguard_backend, caplog):
     assert "waited" not in line, "it is not known, and not said"
 
 
-def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, caplog, eventually):
+def test_an_on_lost_callback_that_fails_is_only_logged(app, syncguard_backend, caplog, eventually):
     called = threading.Event()
 
     def on_lost():
@@ -102,7 +102,7 @@ def test_an_on_lost_that_fails_is_logged_and_no_more(app, syncguard_backend, cap
     eventually(lambda: failure in caplog.record_tuples)
 
 
-def test_a_line_names_the_task_its_id_and_what_is_known(app, syncguard_backend, caplog):
+def test_a_log_line_has_the_task_its_id_and_the_known_values(app, syncguard_backend, caplog):
     @locked_task(app=app, name="named", key="named", on_contention="skip")
     def task():
         return None

@@ -27,7 +27,9 @@ def rows(worker_app):
 
 
 @pytest.mark.rounds
-def test_two_workers_and_kill_9(start_worker, worker_app, scene, rows, eventually):
+def test_fences_rise_and_no_two_tasks_overlap_on_two_workers_with_kill_9(
+    start_worker, worker_app, scene, rows, eventually
+):
     first = start_worker("prefork", 4)
     second = start_worker("prefork", 4, queue=first.queue)
     results = [

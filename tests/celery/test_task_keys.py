@@ -30,7 +30,7 @@ from syncguard_celery import locked, locked_task
         *("{invoice_id.}", "{a b}", "{invoice_id.__class__}"),
     ],
 )
-def test_a_template_that_cannot_be_meant_is_refused_when_the_task_is_made(template):
+def test_an_invalid_template_is_refused_when_the_task_is_made(template):
     with pytest.raises(LockError) as refused:
         locked(key=template)(lambda invoice_id: None)
     assert refused.value.code == "InvalidArgument"
@@ -41,7 +41,7 @@ def test_a_key_that_is_neither_template_nor_callable_is_refused():
         locked(key=42)(lambda: None)
 
 
-class TestAtTheCall:
+class TestCheckedByDelay:
     """What ``delay()`` refuses never reaches the broker."""
 
     @pytest.fixture
@@ -50,14 +50,14 @@ class TestAtTheCall:
         yield app
         app.close()
 
-    def test_a_key_that_cannot_be_made(self, app):
+    def test_arguments_that_make_no_valid_key_are_refused(self, app):
         @locked_task(app=app, key="invoice:{invoice.id}")
         def task(invoice): ...
 
         with pytest.raises(LockError, match="no key can be made"):
             task.delay(42)
 
-    def test_wrong_arguments(self, app):
+    def test_wrong_arguments_are_refused(self, app):
         @locked_task(app=app, key="invoice:{invoice_id}")
         def task(invoice_id): ...
 
@@ -66,21 +66,21 @@ class TestAtTheCall:
         with pytest.raises(TypeError):
             task.delay(1, 2)
 
-    def test_self_is_not_counted(self, app):
+    def test_self_is_not_an_argument_of_the_template(self, app):
         @locked_task(app=app, bind=True, key="{self.name}:{invoice_id}")
         def task(self, invoice_id): ...
 
         with pytest.raises(TypeError):
             task.delay(1, 2)
 
-    def test_wrong_arguments_of_a_task_with_a_computed_key(self, app):
+    def test_wrong_arguments_of_a_task_with_a_callable_key_are_refused(self, app):
         @locked_task(app=app, key=lambda invoice_id: f"invoice:{invoice_id}")
         def task(invoice_id): ...
 
         with pytest.raises(TypeError):
             task.delay()
 
-    def test_arguments_that_a_base_class_adds_on_the_way_are_left_to_it(self, app):
+    def test_a_base_class_may_add_arguments(self, app):
         class OfTenant(Task):
             def apply_async(self, args=None, kwargs=None, **options):
                 return super().apply_async(args, {**(kwargs or {}), "tenant": "acme"}, **options)
@@ -91,20 +91,20 @@ class TestAtTheCall:
 
         task.delay(1)
 
-    def test_a_task_that_is_not_typing_takes_any(self, app):
+    def test_a_task_with_typing_false_accepts_any_arguments(self, app):
         @locked_task(app=app, typing=False, key="{invoice_id}")
         def task(invoice_id): ...
 
         task.delay(1, only_the_base_class_knows=True)
 
-    def test_a_computed_key_is_left_to_the_worker(self, app):
+    def test_a_callable_key_is_called_only_in_the_worker(self, app):
         @locked_task(app=app, key=lambda invoice: invoice.id)
         def task(invoice): ...
 
         task.delay(42)
 
 
-def test_a_bound_task_whose_run_somebody_wrapped_has_the_same_key(app, syncguard_backend):
+def test_a_bound_task_whose_run_was_replaced_has_the_same_key(app, syncguard_backend):
     @locked_task(app=app, key="{tenant}", bind=True, at="publish")
     def task(self, tenant, mode): ...
 
@@ -145,7 +145,7 @@ Point = namedtuple("Point", "x y")
     ],
     ids=repr,
 )
-def test_a_key_has_the_text_of_what_a_worker_gets(value):
+def test_a_key_has_the_text_of_the_serialized_argument(value):
     make = key_of("{value}", lambda value: None)
     received = kombu_json.loads(kombu_json.dumps(value))
     assert make(value) == make(received) == str(received)
@@ -164,7 +164,7 @@ class TestModels:
 
     @pytest.mark.parametrize("at", ["run", "publish"])
     @pytest.mark.parametrize("key", ["order:{order.id}", lambda self, order: f"order:{order.id}"])
-    def test_a_key_is_made_from_them(self, app, deliver, order, at, key, syncguard_backend):
+    def test_a_key_is_made_from_models(self, app, deliver, order, at, key, syncguard_backend):
         def task(self, order):
             raise self.retry(countdown=1) if not self.request.retries else SystemError
 
@@ -177,7 +177,9 @@ class TestModels:
         assert deliver().state == "FAILURE"
         assert not syncguard_backend.is_locked("order:42")
 
-    def test_what_is_not_valid_is_refused_when_it_is_published(self, app, order, syncguard_backend):
+    def test_invalid_arguments_are_refused_when_the_task_is_published(
+        self, app, order, syncguard_backend
+    ):
         def task(order): ...
 
         task.__annotations__["order"] = order

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def test_a_retry_never_loses_to_its_own_predecessor(prefork, worker_app, scene):
+def test_a_retry_does_not_meet_contention_with_its_previous_run(prefork, worker_app, scene):
     # It is published while the predecessor still holds the lock, lingers, and fails at contention.
     result = worker_app.retrying.apply_async((scene.name, 0.5), queue=prefork.queue)
     assert result.get(timeout=60) == 2
@@ -17,12 +17,12 @@ def test_a_retry_inherits_the_fence_and_gets_a_higher_one(prefork, worker_app, s
     assert [line["fence"] for line in entered] == [f"{n:015d}" for n in (1, 2, 3)]
 
 
-def test_the_minimum_applies_to_the_last_run_only(prefork, worker_app, scene, locks):
+def test_min_hold_ms_applies_to_the_last_run_only(prefork, worker_app, scene, locks):
     worker_app.retrying.apply_async((scene.name,), queue=prefork.queue).get(timeout=60)
     assert locks.lookup(key=f"visit:{scene.name}").fence == "000000000000003"
 
 
-def test_autoretry_releases_and_ignores_the_minimum(prefork, worker_app, scene, locks):
+def test_autoretry_releases_the_lock_before_its_minimum(prefork, worker_app, scene, locks):
     result = worker_app.autoretrying.apply_async((scene.name,), queue=prefork.queue)
     assert result.get(timeout=60) == 2
     entered = [line for line in scene.notes() if line["event"] == "enter"]

@@ -44,7 +44,7 @@ def test_unlocked_works_as_a_decorator_and_nests(settle):
     assert test()
 
 
-def test_unlocked_tasks_have_fences_that_grow(settle):
+def test_the_fences_of_unlocked_tasks_grow(settle):
     with unlocked():
         fences = [settle(number) for number in (42, 43, 42)]
     assert fences == sorted(set(fences))
@@ -71,21 +71,21 @@ def test_an_unlocked_task_without_a_key_has_no_fence(app):
         assert fenceless(1) is None
 
 
-def test_the_key_of_a_call_can_be_asked_for(settle):
+def test_lock_key_and_assert_locks_show_the_key_of_a_call(settle):
     assert lock_key(settle, 42) == "invoice:42"
     assert_locks(settle, "invoice:42", invoice_id=42)
     with pytest.raises(AssertionError, match="would lock 'invoice:42', not 'invoice:43'"):
         assert_locks(settle, "invoice:43", 42)
 
 
-def test_bound_tasks_are_asked_without_self(app):
+def test_lock_key_takes_the_arguments_of_a_bound_task_without_self(app):
     @locked_task(app=app, bind=True, key="{self.name}:{n}", autoretry_for=(ValueError,))
     def bound(self, n): ...
 
     assert_locks(bound, f"{bound.name}:1", 1)
 
 
-def test_a_task_that_would_not_lock(app, settle):
+def test_assert_runs_unlocked_fails_for_a_task_with_a_key(app, settle):
     @locked_task(app=app, key=lambda n: None)
     def free(n): ...
 

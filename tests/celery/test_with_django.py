@@ -74,15 +74,15 @@ def test_a_view_and_a_task_with_one_template_exclude_each_other(app, deliver, va
         assert deliver().result == 423
 
 
-def test_both_adapters_have_the_functions_of_the_core():
+def test_both_adapters_export_the_functions_of_the_core():
     for adapter in (syncguard_celery, syncguard_django):
         assert adapter.current_lock is syncguard.current_lock
         assert adapter.current_fence is syncguard.current_fence
 
 
-class TestATaskWithItsOwnKey:
+class TestTheKeyOfTheRunningTask:
     @pytest.mark.parametrize("take", ["django", "core"])
-    def test_is_refused_at_once_inside_of_itself(self, app, take):
+    def test_a_function_that_is_not_reentrant_is_refused_inside_the_task(self, app, take):
         @locked(key="invoice:{n}")
         def settle(n):
             return n
@@ -100,7 +100,7 @@ class TestATaskWithItsOwnKey:
         assert caught.value.code == "InvalidArgument"
         assert not locks["default"].is_locked("invoice:7")
 
-    def test_enters_again_where_that_is_wanted(self, app):
+    def test_a_reentrant_function_enters_the_lock_again(self, app):
         @locked(key="invoice:{n}", reentrant=True)
         def settle(n):
             with syncguard_django.lock(f"invoice:{n}", reentrant=True) as held:
@@ -113,7 +113,7 @@ class TestATaskWithItsOwnKey:
         assert task(7) == (*["000000000000001"] * 3, True)
         assert not locks["default"].is_locked("invoice:7")
 
-    def test_may_be_called_from_a_view_that_holds_it(self, app):
+    def test_a_task_may_be_called_from_a_view_that_holds_its_lock(self, app):
         @locked_task(app=app, name="task", key="invoice:{n}")
         def task(n):
             return current_fence()
@@ -124,7 +124,7 @@ class TestATaskWithItsOwnKey:
 
         assert view(RequestFactory().get("/"), 7) == ("000000000000001", "000000000000001")
 
-    def test_can_refuse_to_enter_again(self, app):
+    def test_a_task_that_is_not_reentrant_is_refused_inside_a_view(self, app):
         @locked_task(app=app, name="task", key="invoice:{n}", reentrant=False)
         def task(n):
             return task(n) if n else None
@@ -133,12 +133,12 @@ class TestATaskWithItsOwnKey:
             task(7)
         assert caught.value.code == "InvalidArgument"
 
-    def test_takes_reentrant_as_true_or_false(self, app):
+    def test_reentrant_must_be_true_or_false(self, app):
         with pytest.raises(LockError, match="reentrant must be True or False"):
             locked_task(app=app, key="k", reentrant="yes")
 
 
-def test_the_lock_of_the_one_is_the_current_lock_of_the_other(app):
+def test_the_lock_of_a_view_is_the_current_lock_of_a_task(app):
     @locked(key="view")
     def view():
         return syncguard_celery.current_fence(), current_lock()
@@ -166,7 +166,7 @@ def test_what_is_published_under_a_view_carries_its_fence(app, deliver):
     assert deliver().result == ("000000000000001", "000000000000001")
 
 
-def test_asyncio_functions_enter_again_too(app):
+def test_an_asyncio_function_enters_its_lock_again(app):
     @locked(key="k", reentrant=True)
     async def descend(depth):
         inner = await descend(depth - 1) if depth else set()

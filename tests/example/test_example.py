@@ -103,7 +103,7 @@ def assert_nothing_is_left(folder):
     assert left == []
 
 
-def test_the_whole_story_is_told_and_comes_out_well(surroundings, tmp_path):
+def test_the_demo_runs_all_scenes_and_all_checks_pass(surroundings, tmp_path):
     run = subprocess.run(
         [*DEMO, "--check"],
         cwd=ROOT,
@@ -131,7 +131,7 @@ def test_the_whole_story_is_told_and_comes_out_well(surroundings, tmp_path):
     assert_nothing_is_left(tmp_path)
 
 
-def test_with_servers_of_others_it_pauses_and_stops_none_of_them(start, tmp_path):
+def test_the_demo_neither_pauses_nor_stops_servers_that_it_did_not_start(start, tmp_path):
     with RedisServer() as server:
         demo = start(SYNCGUARD_URL=server.url, CELERY_BROKER_URL=server.url)
         address = demo.hear(r"The demo is running: +(\S+)")[1]
@@ -147,7 +147,7 @@ def test_with_servers_of_others_it_pauses_and_stops_none_of_them(start, tmp_path
     assert_nothing_is_left(tmp_path)
 
 
-def test_a_running_demo_can_be_asked_for_its_locks_and_dies_with_everything(
+def test_a_running_demo_lists_its_locks_and_leaves_nothing_after_kill_9(
     start, surroundings, tmp_path
 ):
     demo = start()
@@ -177,7 +177,7 @@ def test_a_running_demo_can_be_asked_for_its_locks_and_dies_with_everything(
     assert_nothing_is_left(tmp_path)
 
 
-def test_a_port_that_is_taken_is_explained_and_nothing_is_left(start, tmp_path):
+def test_a_port_in_use_is_explained_and_nothing_is_left(start, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -187,7 +187,7 @@ def test_a_port_that_is_taken_is_explained_and_nothing_is_left(start, tmp_path):
     assert_nothing_is_left(tmp_path)
 
 
-def test_it_stops_also_while_it_starts(start, tmp_path):
+def test_the_demo_can_be_stopped_while_it_starts(start, tmp_path):
     demo = start()
     deadline = time.monotonic() + PATIENCE_S
     while not list(tmp_path.glob("syncguard-demo-*/worker.log")):
@@ -201,7 +201,7 @@ def test_it_stops_also_while_it_starts(start, tmp_path):
 @pytest.mark.parametrize(
     "command", [["check", "--fail-level", "WARNING"], ["makemigrations", "--check", "--dry-run"]]
 )
-def test_django_finds_nothing_to_complain_about(surroundings, command):
+def test_django_checks_pass(surroundings, command):
     run = subprocess.run(
         [sys.executable, "example_project/manage.py", *command],
         cwd=ROOT,
