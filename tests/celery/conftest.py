@@ -1,7 +1,7 @@
 """Real workers on real Redis servers: one for messages and results, one for the locks.
 
 The servers and the workers are shared by all tests; a test has its own keys. Workers are started
-when the first test asks for their pool.
+when the first test needs their pool.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from syncguard.testing import RedisServer
 from syncguard_celery import current_fence, locked_task
 
 WORKER_APP = Path(__file__).parent / "worker_app"
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
-    """Wait until the condition gives something true, and return that."""
+def wait_for(condition: Callable[[], Any], seconds: float = TIMEOUT_S) -> Any:
+    """Wait until the condition returns a true value, and return that value."""
     deadline = time.monotonic() + seconds
     while True:
         answer = condition()
         if answer:
             return answer
         if time.monotonic() > deadline:
-            raise AssertionError(f"did not come true in {seconds} s: {condition}")
+            raise AssertionError(f"not true after {seconds} s: {condition}")
         time.sleep(0.01)
 
 
@@ -52,7 +52,7 @@ def _eventually() -> Callable[..., Any]:
 
 
 class Worker:
-    """A ``celery worker`` process, and the queue of its own that it serves."""
+    """A ``celery worker`` process with its own queue."""
 
     def __init__(
         self, folder: Path, pool: str, concurrency: int, *options: str, queue: str | None = None
@@ -84,7 +84,7 @@ class Worker:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = PATIENCE_S) -> None:
+    def wait(self, seconds: float = TIMEOUT_S) -> None:
         self.process.wait(seconds)
 
     def kill_children(self) -> None:
@@ -94,8 +94,8 @@ class Worker:
                 os.kill(pid, signal.SIGKILL)
 
     def kill_all(self) -> None:
-        """kill -9 for the worker, the pool's processes included."""
-        self.process.send_signal(signal.SIGSTOP)  # or it would start new ones
+        """kill -9 for the worker and the pool's processes."""
+        self.process.send_signal(signal.SIGSTOP)  # first, because it would start new ones
         self.kill_children()
         self.process.kill()
         self.process.wait()
@@ -135,11 +135,11 @@ def worker_app(
     """The app and its tasks, for publishing from here."""
     base = broker.url.rsplit("/", 1)[0]
     environment = {
-        "WORKSHOP_BROKER": os.environ.get("WORKSHOP_AMQP", f"{base}/0"),
-        "WORKSHOP_RESULTS": f"{base}/1",
-        "WORKSHOP_NOTES": f"{base}/2",
+        "WORKER_APP_BROKER": os.environ.get("WORKER_APP_AMQP", f"{base}/0"),
+        "WORKER_APP_RESULTS": f"{base}/1",
+        "WORKER_APP_NOTES": f"{base}/2",
         # redis-py 5 waits for ever otherwise.
-        "WORKSHOP_LOCKS": f"{lock_server.url}?socket_timeout=5",
+        "WORKER_APP_LOCKS": f"{lock_server.url}?socket_timeout=5",
         "WORKER_APP_FOLDER": str(tmp_path_factory.mktemp("worker_app")),
         "PYTHONWARNINGS": "default",
     }
@@ -149,7 +149,7 @@ def worker_app(
         patch.syspath_prepend(str(WORKER_APP))
         module = importlib.import_module("worker_app")
         yield module
-        gc.collect()  # results say good-bye to their server, which must still be there
+        gc.collect()  # results unsubscribe from their server, which must still run
         module.app.close()
         module.notes.close()
 
@@ -158,7 +158,7 @@ def worker_app(
 def start_worker(
     worker_app: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Worker]]:
-    """Start further workers; all of them end with the session."""
+    """Start more workers; all of them are stopped at the end of the session."""
     folder = tmp_path_factory.mktemp("logs")
     started: list[Worker] = []
 
@@ -180,7 +180,7 @@ def start_worker(
 
 @pytest.fixture(scope="session")
 def workers(start_worker: Callable[..., Worker]) -> Callable[[str], Worker]:
-    """The session's worker of a pool, with room for a few tasks at a time."""
+    """The session's worker of a pool; it runs a few tasks at a time."""
     known: dict[str, Worker] = {}
 
     def worker(pool: str) -> Worker:
@@ -197,8 +197,8 @@ def prefork(workers: Callable[[str], Worker]) -> Worker:
 
 
 @pytest.fixture(scope="session")
-def doomed(start_worker: Callable[..., Worker]) -> Worker:
-    """One whose processes are killed: what they measured for coverage dies with them."""
+def killable(start_worker: Callable[..., Worker]) -> Worker:
+    """A worker for tests that kill its processes, because their coverage data is lost."""
     return start_worker("prefork", 2)
 
 
@@ -209,13 +209,13 @@ def any_pool(request: pytest.FixtureRequest, workers: Callable[[str], Worker]) -
 
 @pytest.fixture
 def locks(lock_server: RedisServer) -> Iterator[RedisBackend]:
-    """The backend that the workers use, seen from here."""
+    """The backend that the workers use, for this process."""
     with RedisBackend.from_url(lock_server.url) as backend:
         yield backend
 
 
 class Scene:
-    """One test's own name for its keys, notes and go-aheads."""
+    """The name that one test uses for its keys, notes and ``go``."""
 
     def __init__(self, worker_app: ModuleType) -> None:
         self.name = uuid.uuid4().hex
@@ -229,7 +229,7 @@ class Scene:
         return [line["event"] for line in self.notes()]
 
     def seen(self, event: str, times: int = 1, name: str | None = None) -> dict[str, Any]:
-        """Wait for a note, and return the last such one."""
+        """Wait for notes of this event, and return the last one."""
 
         def found() -> list[dict[str, Any]] | None:
             matching = [line for line in self.notes(name) if line["event"] == event]
@@ -246,7 +246,7 @@ class Scene:
 def deliver_twice(
     prefork: Worker, worker_app: ModuleType, broker: RedisServer
 ) -> Callable[..., Any]:
-    """Publish a task once, and have the broker deliver the message twice."""
+    """Publish a task once, and make the broker deliver the message twice."""
 
     def publish(task: Any, *args: object) -> Any:
         aside = f"aside-{uuid.uuid4().hex}"
@@ -266,14 +266,14 @@ def deliver_twice(
 def scene(worker_app: ModuleType) -> Iterator[Scene]:
     scene = Scene(worker_app)
     yield scene
-    scene.go()  # nobody shall wait for a test that failed
+    scene.go()  # so that no task waits after a failed test
 
 
 @pytest.fixture
 def app(syncguard_backend):
     """An app in this process, without a worker."""
     app = Celery("direct", broker="memory://", fixups=[], set_as_current=False)
-    app.conf.task_default_queue = uuid.uuid4().hex  # a broker in memory is one for all tests
+    app.conf.task_default_queue = uuid.uuid4().hex  # all tests share the broker in memory
     app.conf.syncguard_backend = syncguard_backend
     yield app
     app.close()
@@ -283,8 +283,8 @@ def app(syncguard_backend):
 def deliver(app):
     """Runs the oldest message in this process, as a worker would: through Celery's own tracer.
 
-    The state in which the task ended, and the header that came with it. ``redelivered`` is what
-    the broker says of a message that it delivered before.
+    Returns the final state of the task and the header of its message. ``redelivered`` is the
+    flag of a broker for a message that it delivered before.
     """
 
     def deliver(redelivered=False):

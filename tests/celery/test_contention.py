@@ -1,4 +1,4 @@
-"""Somebody else holds the lock: what becomes of the task, in real workers."""
+"""Another holder has the lock: what happens to the task, in real workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syncguard_celery import LockContended
 
 @pytest.fixture
 def occupied(prefork, worker_app, scene):
-    """A task that is inside, and stays until it is told to go."""
+    """A task that holds the lock until the test releases it by ``scene.go()``."""
     result = worker_app.visiting.apply_async((scene.name, True), queue=prefork.queue)
     scene.seen("enter")
     return result

@@ -1,4 +1,4 @@
-"""A key that many tasks want: one waits in its slot, the others come back in turn."""
+"""Many tasks contend for one key: one waits in its slot, the others are published again in turn."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from syncguard_celery import acquire, contention_turns, current_fence, locked_ta
 
 
 @pytest.fixture
-def patient_slots(monkeypatch):
-    """A task that waits in its slot does so for longer than any machine is busy."""
+def long_slot_wait(monkeypatch):
+    """A task waits in its slot for longer than a busy machine delays the test."""
     for module in (acquire, contention_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 60_000)
 
@@ -32,14 +32,14 @@ def hot(app, syncguard_backend):
 
 @pytest.fixture
 def waiter(syncguard_redis):
-    """The ticket of the task that waits, if one does."""
+    """The ticket of the waiting task; None if no task waits."""
     with syncguard_redis.client() as client:
         yield lambda: client.hget("syncguard:id::queue:syncguard:hot", "waiter")
 
 
 @pytest.fixture
 def in_a_slot():
-    """Runs a function in a thread, as in a slot of a worker; gives what it returned."""
+    """Runs a function in a thread, as in a slot of a worker; returns a function for its result."""
     threads = []
 
     def start(function):
@@ -60,7 +60,7 @@ def in_a_slot():
 
 
 def test_one_task_waits_in_its_slot_and_is_woken_by_the_release(
-    hot, deliver, syncguard_backend, patient_slots, waiter, in_a_slot, eventually
+    hot, deliver, syncguard_backend, long_slot_wait, waiter, in_a_slot, eventually
 ):
     holder = syncguard_backend.acquire("hot", 600_000)
     hot.delay()
@@ -73,7 +73,7 @@ def test_one_task_waits_in_its_slot_and_is_woken_by_the_release(
 
 
 def test_while_one_waits_the_others_are_published_again_each_with_its_own_place(
-    hot, deliver, syncguard_backend, patient_slots, waiter, in_a_slot, eventually
+    hot, deliver, syncguard_backend, long_slot_wait, waiter, in_a_slot, eventually
 ):
     holder = syncguard_backend.acquire("hot", 600_000)
     for _ in range(4):
@@ -92,7 +92,7 @@ def test_while_one_waits_the_others_are_published_again_each_with_its_own_place(
 
 
 def test_the_next_task_may_wait_while_the_task_that_waited_runs(
-    app, deliver, syncguard_backend, patient_slots, waiter, in_a_slot, eventually
+    app, deliver, syncguard_backend, long_slot_wait, waiter, in_a_slot, eventually
 ):
     go = threading.Event()
 
@@ -126,7 +126,7 @@ def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_it
 
 
 def test_a_wait_in_a_slot_ends_with_the_contention_timeout(
-    app, deliver, syncguard_backend, patient_slots, waiter
+    app, deliver, syncguard_backend, long_slot_wait, waiter
 ):
     @locked_task(app=app, name="impatient", key="hot", contention_timeout_ms=100)
     def impatient(): ...
@@ -189,15 +189,17 @@ def test_many_tasks_on_one_key_run_one_at_a_time_in_a_real_worker(
     fences = [result.get(timeout=60) for result in results]
     assert sorted(fences) == [f"{n:015d}" for n in range(1, tasks + 1)]
     assert scene.events() == ["enter", "leave"] * tasks
-    told = Counter()
+    logged = Counter()
     for line in prefork.log.splitlines():
         for result in results:
             if result.id in line and "INFO" in line:
-                told[result.id] += "its lock" in line
-    assert max(told.values()) <= 2
+                logged[result.id] += "its lock" in line
+    assert max(logged.values()) <= 2
 
 
-def test_with_a_backend_without_a_queue_the_delay_of_a_task_grows(app, deliver, syncguard_backend):
+def test_with_a_backend_without_a_queue_a_task_is_published_again_without_a_place(
+    app, deliver, syncguard_backend
+):
     @locked_task(app=app, name="queueless", key="hot", backend=WithoutQueue(syncguard_backend))
     def queueless(): ...
 
@@ -252,7 +254,7 @@ def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lo
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 10)
     hot.delay()
     assert deliver().state == "SUCCESS"
-    assert contention_turns._holds == {}, "nobody waited: nothing is kept"
+    assert contention_turns._holds == {}, "no task waited, so no time is kept"
     with syncguard_backend.acquire("hot", 600_000):
         hot.delay()
         assert deliver().state == "RETRY"
@@ -262,7 +264,7 @@ def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lo
         hot.delay()
         assert deliver().state == "RETRY"
         assert int(client.hget("syncguard:id::queue:syncguard:hot", "holdMs")) >= 1
-        assert contention_turns._holds == {}, "told once"
+        assert contention_turns._holds == {}, "reported once"
 
 
 def test_hold_times_are_kept_for_a_limited_number_of_keys(monkeypatch):

@@ -1,4 +1,4 @@
-"""Calls that no message stands behind: direct, eager, mapped. In this process, on a real Redis."""
+"""Calls without a message: direct, eager, mapped. In this process, on a real Redis."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def test_a_direct_call_waits_no_longer_than_its_contention_timeout(settle, syncg
         started = time.monotonic()
         with pytest.raises(LockContended):
             settle(42)
-    assert 0.3 <= time.monotonic() - started < 3  # without one it is five seconds
+    assert 0.3 <= time.monotonic() - started < 3  # the default is five seconds
 
 
 def test_waiting_is_limited_by_time_and_not_by_the_number_of_attempts(app, syncguard_backend):
-    @locked_task(app=app, name="acquisition_within", key="k", contention_timeout_ms=20_000)
-    def acquisition_within():
+    @locked_task(app=app, name="waiting", key="k", contention_timeout_ms=20_000)
+    def waiting():
         return current_fence()
 
     held = syncguard_backend.acquire("k", 20_000)
-    with call_later(2.2, held.release):  # the fifth attempt, at two a second
-        assert acquisition_within() == "000000000000002"
+    with call_later(2.2, held.release):  # the fifth attempt, with two a second
+        assert waiting() == "000000000000002"
 
 
 @pytest.mark.parametrize("policy", ["skip", "fail"])
@@ -56,10 +56,10 @@ def test_a_call_with_policy_skip_or_fail_does_not_wait(app, syncguard_backend, p
 
     held = syncguard_backend.acquire("k", 20_000)
 
-    def let_go(**_facts):
+    def release(**_facts):
         held.release()
 
-    task_lock_contended.connect(let_go)  # whoever waits would get it now
+    task_lock_contended.connect(release)  # a call that waits would get it now
     try:
         if policy == "skip":
             assert hasty() == "skipped"
@@ -67,21 +67,21 @@ def test_a_call_with_policy_skip_or_fail_does_not_wait(app, syncguard_backend, p
             with pytest.raises(LockContended):
                 hasty()
     finally:
-        task_lock_contended.disconnect(let_go)
+        task_lock_contended.disconnect(release)
 
 
 def test_a_direct_call_gets_the_lock_when_it_is_released(app, syncguard_backend):
-    @locked_task(app=app, name="acquisition_within", key="invoice:{invoice_id}")
-    def acquisition_within(invoice_id):
+    @locked_task(app=app, name="waiting", key="invoice:{invoice_id}")
+    def waiting(invoice_id):
         return current_fence()
 
     held = syncguard_backend.acquire("invoice:42", 20_000)
     with call_later(0.2, held.release):
-        assert acquisition_within(42) == "000000000000002"
+        assert waiting(42) == "000000000000002"
 
 
 class TestAcquiredAtOnceOrAfterWaiting:
-    """A lock is the same whether it was there at once or had to be waited for."""
+    """A lock is the same whether it was acquired at once or after waiting."""
 
     @pytest.fixture(params=["at once", "after waiting"])
     def call(self, request, syncguard_backend):
@@ -212,7 +212,7 @@ def test_the_key_is_computed_once(app):
 
     @locked_task(app=app, name="once", key=key)
     def grow(box):
-        box.append("another")  # at the end the key would be another one
+        box.append("another")  # at the end, the key would be different
 
     grow([])
     assert len(computed) == 1

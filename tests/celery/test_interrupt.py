@@ -1,4 +1,4 @@
-"""How a task is struck: at the right time, once, and without disturbing others' signals."""
+"""How a task is interrupted: at the right time, once, and without affecting other handlers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_thread_is_interrupted_at_its_next_bytecode():
 
 
 def in_a_greenlet(function):
-    """The same in a greenlet of gevent; its hub is that of a thread of its own."""
+    """Run it in a greenlet of gevent, with a hub in a separate thread."""
     gevent = pytest.importorskip("gevent")
 
     def run():
@@ -98,11 +98,11 @@ def test_a_greenlet_is_interrupted_while_it_sleeps():
         try:
             gevent.sleep(30)
         except LockLost:
-            return "struck"
+            return "interrupted"
         finally:
             interrupt.disarm()
 
-    assert in_a_greenlet(sleep) == "struck"
+    assert in_a_greenlet(sleep) == "interrupted"
 
 
 def test_an_interrupt_in_flight_does_not_reach_a_greenlet_after_disarm():
@@ -117,9 +117,9 @@ def test_an_interrupt_in_flight_does_not_reach_a_greenlet_after_disarm():
         with pytest.raises(LockLost):
             interrupt.arm()
         interrupt.disarm()
-        return "unharmed"
+        return "not interrupted"
 
-    assert in_a_greenlet(run) == "unharmed"
+    assert in_a_greenlet(run) == "not interrupted"
 
 
 @pytest.mark.parametrize("where", ["main", "thread"])
@@ -130,18 +130,18 @@ def test_a_disarmed_task_is_interrupted_when_it_is_armed_again(where):
         interrupt.disarm()
         interrupt.fire()
         time.sleep(0.05)
-        with pytest.raises(LockLost):  # but learns of it when armed again
+        with pytest.raises(LockLost):  # at the next arm
             interrupt.arm()
         interrupt.disarm()
-        interrupt.arm()  # once
+        interrupt.arm()  # only once
         interrupt.disarm()
-        return "unharmed"
+        return "not interrupted"
 
-    assert (run() if where == "main" else in_a_thread(run)) == "unharmed"
+    assert (run() if where == "main" else in_a_thread(run)) == "not interrupted"
 
 
-class Striker(threading.Thread):
-    """Fires as soon as ``go`` has something in it.
+class FiringThread(threading.Thread):
+    """Fires as soon as ``go`` is not empty.
 
     Started before the interrupt is armed: ``Thread.start`` itself cannot be interrupted safely,
     and neither can ``Event.set``. Appending to a list can.
@@ -163,34 +163,34 @@ def test_an_interrupt_during_disarm_is_swallowed_in_a_thread():
     def run():
         for _ in range(300):
             interrupt = ThreadInterrupt()
-            striker = Striker(interrupt)
+            firing = FiringThread(interrupt)
             with contextlib.suppress(LockLost):
                 try:
                     interrupt.arm()
-                    striker.go.append(True)
+                    firing.go.append(True)
                 finally:
                     interrupt.disarm()
-            striker.join()
-            sum(range(100))  # a blow that was not called off would fall here
-        return "unharmed"
+            firing.join()
+            sum(range(100))  # an interrupt that was not swallowed would be raised here
+        return "not interrupted"
 
     try:
-        assert in_a_thread(run) == "unharmed"
+        assert in_a_thread(run) == "not interrupted"
     except LockLost:
-        pytest.fail("a blow fell outside of arm and disarm")
+        pytest.fail("interrupted outside of arm and disarm")
 
 
 def test_an_interrupt_during_disarm_is_swallowed_in_the_main_thread():
     for _ in range(300):
         interrupt = MainThreadInterrupt()
-        striker = Striker(interrupt)
+        firing = FiringThread(interrupt)
         with contextlib.suppress(LockLost):
             try:
                 interrupt.arm()
-                striker.go.append(True)
+                firing.go.append(True)
             finally:
                 interrupt.disarm()
-        striker.join()
+        firing.join()
     assert not MainThreadInterrupt._waiting
 
 
@@ -204,21 +204,21 @@ def test_no_interrupt_never_raises():
 
 
 def test_a_signal_handler_installed_before_ours_is_still_called(monkeypatch):
-    heard = []
-    before = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
-    # As in a process in which no task was locked yet.
+    received = []
+    before = signal.signal(signal.SIGURG, lambda *_: received.append("foreign"))
+    # As in a process that has not run a locked task yet.
     monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
     monkeypatch.setattr(MainThreadInterrupt, "_previous_handler", None)
     try:
         interrupt = MainThreadInterrupt()
         signal.raise_signal(signal.SIGURG)
-        assert heard == ["foreign"]
+        assert received == ["foreign"]
         fire_soon(interrupt)
         with pytest.raises(LockLost):
             interrupt.arm()
             time.sleep(30)
         interrupt.disarm()
-        assert heard == ["foreign"]  # that one was ours
+        assert received == ["foreign"]  # the second signal was ours
     finally:
         signal.signal(signal.SIGURG, before)
 
@@ -232,7 +232,7 @@ child = os.fork()
 if child:
     _, status = os.waitpid(child, 0)
     raise SystemExit(os.waitstatus_to_exitcode(status))
-signal.signal(signal.SIGURG, signal.SIG_DFL)  # as the processes of a pool begin
+signal.signal(signal.SIGURG, signal.SIG_DFL)  # as a pool process does when it starts
 MainThreadInterrupt()
 os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
 """
@@ -240,11 +240,11 @@ os._exit(0 if signal.getsignal(signal.SIGURG) is _on_signal else 3)
 
 
 def test_a_signal_handler_installed_after_ours_does_not_prevent_the_interrupt(monkeypatch):
-    heard = []
+    received = []
     monkeypatch.setattr(MainThreadInterrupt, "_is_installed", False)
     monkeypatch.setattr(MainThreadInterrupt, "_previous_handler", None)
     first = MainThreadInterrupt()
-    ours = signal.signal(signal.SIGURG, lambda *_: heard.append("foreign"))
+    ours = signal.signal(signal.SIGURG, lambda *_: received.append("foreign"))
     try:
         fire_soon(first)
         with pytest.raises(LockLost):
@@ -253,11 +253,11 @@ def test_a_signal_handler_installed_after_ours_does_not_prevent_the_interrupt(mo
             while time.monotonic() < deadline:
                 time.sleep(0.001)
         first.disarm()
-        second = MainThreadInterrupt()  # stands before it again
+        second = MainThreadInterrupt()  # installs our handler again
         assert signal.getsignal(signal.SIGURG) is ours
-        heard.clear()
+        received.clear()
         signal.raise_signal(signal.SIGURG)
-        assert heard == ["foreign"]
+        assert received == ["foreign"]
         fire_soon(second)
         with pytest.raises(LockLost):
             second.arm()

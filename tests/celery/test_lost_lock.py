@@ -1,4 +1,4 @@
-"""A lock that is lost while its task runs: in every pool, and with Redis out of reach."""
+"""A lock that is lost while its task runs: in every pool, and when Redis cannot be reached."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from syncguard import LockLost
 
 
 def reachable(pool, how):
-    """A thread is interrupted at its next bytecode, and not before: it must not block."""
+    """How the task waits. A thread is interrupted at its next bytecode, so it must not block."""
     return "loop" if "threads" in pool.queue else how
 
 

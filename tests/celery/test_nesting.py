@@ -1,4 +1,4 @@
-"""Locks inside of locks: on one key or several, in one call stack."""
+"""Nested locks in one call stack, on one key or several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from syncguard_celery import (
 from syncguard_celery.message_header import key_digest
 
 
-def test_a_plain_function_can_be_locked_inside_of_another_task(app, syncguard_backend):
+def test_a_plain_function_can_be_locked_inside_a_task(app, syncguard_backend):
     @locked(key="helper:{n}", backend=syncguard_backend)
     def helper(n):
         return syncguard_backend.lookup(key=f"helper:{n}").holder
@@ -46,7 +46,7 @@ def test_a_nested_lock_is_released_before_the_outer_one(app, syncguard_backend):
     assert outer() == (("000000000000001", True), False, False)
 
 
-def test_re_entering_a_lost_lock_raises(app, syncguard_backend):
+def test_reentering_a_lost_lock_raises(app, syncguard_backend):
     depths = []
 
     @locked_task(app=app, name="again", key="again", ttl_ms=300, on_lost="signal")
@@ -78,7 +78,7 @@ def test_the_same_key_in_another_backend_is_another_lock(app, syncguard_redis):
         assert outer()
 
 
-def test_a_task_that_runs_itself_inherits_from_itself(app):
+def test_a_task_that_runs_itself_inherits_its_own_fences(app):
     @locked_task(app=app, name="descend", key="level:{level}")
     def descend(level):
         if level < 2:
@@ -105,7 +105,7 @@ def test_losing_the_outer_lock_interrupts_the_inner_task_and_releases_both(app, 
 
 @pytest.fixture
 def lost():
-    """Set when somebody's lock was lost, and the interrupt is under way."""
+    """Set when a lock was lost and the interrupt has been sent."""
     event = threading.Event()
 
     def receiver(**_facts):
@@ -141,8 +141,8 @@ def test_a_task_without_interrupts_can_acquire_another_lock_after_a_loss(
 def test_losing_the_outer_lock_does_not_interrupt_acquiring_or_releasing_the_inner_one(
     app, syncguard_backend, lost, moment
 ):
-    class Fateful(WrappedBackend):
-        """The outer lock is lost when the server has answered, and nobody knows the answer yet."""
+    class LosesOuterLock(WrappedBackend):
+        """Loses the outer lock between the server's answer and the return of the call."""
 
         def acquire(self, *args, **options):
             answer = self.backend.acquire(*args, **options)
@@ -158,9 +158,9 @@ def test_losing_the_outer_lock_does_not_interrupt_acquiring_or_releasing_the_inn
         def lose(self):
             release_as_administrator(syncguard_backend, "outer")
             assert lost.wait(10)
-            interrupts_disarmed.append(moment)
+            moments.append(moment)
 
-    @locked(key="inner", backend=Fateful(syncguard_backend), ttl_ms=20_000)
+    @locked(key="inner", backend=LosesOuterLock(syncguard_backend), ttl_ms=20_000)
     def inner(): ...
 
     @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000)
@@ -168,10 +168,10 @@ def test_losing_the_outer_lock_does_not_interrupt_acquiring_or_releasing_the_inn
         inner()
         survived.append("to the end")
 
-    interrupts_disarmed, survived = [], []
+    moments, survived = [], []
     with pytest.raises(LockLost):
         outer()
-    assert interrupts_disarmed == [moment]
+    assert moments == [moment]
     assert not survived
     assert not syncguard_backend.is_locked("inner")
 
@@ -191,7 +191,9 @@ class TestTwoLocksUnderOneTask:
 
         return transfer
 
-    def test_contention_on_either_lock_retries_the_task(self, deliver, transfer, syncguard_backend):
+    def test_contention_on_the_inner_lock_releases_the_outer_and_retries_the_task(
+        self, deliver, transfer, syncguard_backend
+    ):
         with syncguard_backend.acquire("account:2", 60_000):
             transfer.delay(1, 2)
             assert deliver().state == "RETRY"

@@ -1,4 +1,4 @@
-"""What the decorators accept, refuse and pass on; where the backend comes from; labels."""
+"""What the decorators accept, refuse and pass on; which backend is used; labels."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_a_short_ttl_causes_one_warning_for_each_task_when_it_runs(app, syncguar
         def others():
             return None
 
-        assert told == [], "nothing at import"
+        assert told == [], "no warning at import"
         for task in (seconds, others, seconds, others):
             task.apply()
     found = [(w.category, w.filename, w.lineno) for w in told]

@@ -1,4 +1,4 @@
-"""An outage of the lock's Redis under real workers: the tasks come back, and none fails."""
+"""An outage of the lock's Redis under real workers: tasks are published again, and none fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from syncguard.testing import RedisServer
 
 TASKS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "12"))
 OUTAGE_S = 10.0 if TASKS >= 100 else 6.0
-"""Longer than a client waits for an answer."""
+"""Longer than the client's time-out."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def assert_each_ran_once(results, scene):
     assert sorted(line["number"] for line in scene.notes()) == list(range(TASKS))
 
 
-def test_a_redis_that_does_not_answer_for_a_while_costs_no_task(
+def test_no_task_fails_when_redis_does_not_answer_for_a_while(
     prefork, outage_tasks, scene, lock_server, eventually
 ):
     with lock_server.paused():
@@ -59,8 +59,8 @@ def test_no_task_is_lost_when_one_redis_for_messages_and_locks_does_not_answer(
     start_worker, outage_tasks, scene, monkeypatch
 ):
     with RedisServer() as shared:
-        monkeypatch.setenv("WORKSHOP_BROKER", shared.url)
-        monkeypatch.setenv("WORKSHOP_LOCKS", f"{shared.url}?socket_timeout=5")
+        monkeypatch.setenv("WORKER_APP_BROKER", shared.url)
+        monkeypatch.setenv("WORKER_APP_LOCKS", f"{shared.url}?socket_timeout=5")
         worker = start_worker("prefork", 2)
         with kombu.Connection(shared.url) as connection:
             results = publish(
@@ -70,7 +70,7 @@ def test_no_task_is_lost_when_one_redis_for_messages_and_locks_does_not_answer(
             time.sleep(OUTAGE_S)  # the length of the outage
         assert [result.get(timeout=100) for result in results] == list(range(TASKS))
         worker.stop()
-    # At least once: what was running when Redis stopped may have been published twice.
+    # At least once: tasks that were running when Redis stopped may have been published twice.
     assert {line["number"] for line in scene.notes()} == set(range(TASKS))
 
 

@@ -1,4 +1,4 @@
-"""The lock's server cannot be reached: which tasks come back, when, for how long, and with what."""
+"""The lock's server cannot be reached: which tasks are published again, when, and for how long."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from syncguard_celery.message_header import HEADER
 
 
 class Failing(WrappedBackend):
-    """Answers the next attempts with this error, and counts all of them."""
+    """Raises this error for the next attempts, and counts all attempts."""
 
     def __init__(self, backend, code="ServiceUnavailable", failures=99):
         super().__init__(backend)
-        self.code, self.failures, self.asked = code, failures, 0
+        self.code, self.failures, self.attempts = code, failures, 0
 
     def acquire(self, *args, **options):
-        self.asked += 1
+        self.attempts += 1
         if self.failures:
             self.failures -= 1
             raise LockError(self.code)
@@ -52,7 +52,7 @@ def make(app):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Moves what the outages are measured by: the wall clock, and the pause between attempts."""
+    """Moves the clocks that outages use: the wall clock and the monotonic clock."""
 
     class Clock:
         ahead = 0.0
@@ -73,7 +73,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def published():
-    """The headers of everything that is published."""
+    """The headers of all published messages."""
     headers_seen = []
 
     def receive(headers=None, **_):
@@ -160,10 +160,10 @@ class TestOneAttemptAtATime:
         for _ in range(3):
             task.delay()
         assert [deliver().state for _ in range(3)] == ["RETRY"] * 3
-        assert backend.asked == 1
+        assert backend.attempts == 1
         clock.ahead = 1.1
         assert [deliver().state for _ in range(3)] == ["SUCCESS"] * 3
-        assert backend.asked == 4
+        assert backend.attempts == 4
 
     def test_no_task_tries_the_server_while_another_attempt_runs(
         self, make, deliver, syncguard_backend, clock
@@ -173,11 +173,10 @@ class TestOneAttemptAtATime:
         task.delay()
         deliver()
         clock.ahead = 2
-        assert outage._circuits[
-            backend
-        ].may_try()  # another thread, which still waits for its answer
+        # As another thread, whose attempt has no answer yet.
+        assert outage._circuits[backend].may_try()
         deliver()
-        assert backend.asked == 1
+        assert backend.attempts == 1
 
     def test_a_task_with_on_unavailable_fail_tries_the_server(
         self, make, deliver, syncguard_backend
@@ -213,8 +212,8 @@ class TestOneAttemptAtATime:
     ):
         class Limited(Failing):
             def acquire(self, *args, **options):
-                if self.asked == 1:
-                    self.asked += 1
+                if self.attempts == 1:
+                    self.attempts += 1
                     raise SoftTimeLimitExceeded
                 return super().acquire(*args, **options)
 
@@ -226,7 +225,7 @@ class TestOneAttemptAtATime:
         assert deliver().state == "FAILURE"
         task.delay()
         assert deliver().state == "RETRY"
-        assert backend.asked == 2
+        assert backend.attempts == 2
 
     def test_an_outage_of_one_server_does_not_affect_another(
         self, make, settle, deliver, syncguard_backend
@@ -266,7 +265,7 @@ class TestPolicies:
         assert "must return one of ('retry', 'fail')" in str(error)
 
 
-class TestOutsideOfWorkers:
+class TestOutsideWorkers:
     def test_a_direct_call_raises(self, make, syncguard_backend):
         with pytest.raises(LockError) as raised:
             make(Failing(syncguard_backend))()
@@ -320,12 +319,12 @@ def test_an_attempt_whose_answer_was_lost_is_not_contention(
 ):
     with syncguard_redis.client(socket_timeout=0.3, retry=None) as client:
         backend = RedisBackend(client)
-        backend.acquire("other").release()  # it is connected
+        backend.acquire("other").release()  # so that it is connected
         task = make(backend, lambda: "ran", ttl_ms=1_500, on_contention=policy)
         task.delay()
         with syncguard_redis.paused():
             assert deliver().state == "RETRY"
-        eventually(lambda: syncguard_backend.is_locked("k"))  # by nobody who knows of it
+        eventually(lambda: syncguard_backend.is_locked("k"))  # by the attempt without an answer
         states = [deliver().state]
         eventually(lambda: states.append(deliver().state) or states[-1] != "RETRY")
         assert states[-1] == "SUCCESS"
@@ -427,7 +426,7 @@ class TestTheBrokerIsDownToo:
         self, app, make, broker, syncguard_backend, caplog
     ):
         task = make(Failing(syncguard_backend))
-        task.name  # noqa: B018 - made now
+        task.name  # noqa: B018 - makes the task now
         broker.kill()
 
         def restart():
@@ -476,7 +475,7 @@ def test_a_second_attempt_to_publish_is_marked_as_a_possible_copy(
     monkeypatch.setattr(republishing, "_PAUSE_S", 0.0)
 
     class AnswerLost(Task):
-        """Its second message is published, and nobody learns of it."""
+        """Its second message is published, but the call raises."""
 
         def apply_async(self, *args, **options):
             result = super().apply_async(*args, **options)

@@ -1,4 +1,4 @@
-"""Fences travel to whatever a task publishes, and arrive."""
+"""Tasks that are published under a lock inherit its fence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncguard_celery.message_header import HEADER, MAX_FENCES, key_digest, merg
 
 @pytest.fixture
 def family(prefork, worker_app, scene, monkeypatch):
-    """Everything that the tasks publish goes to the worker, too."""
+    """Publishes a parent task; the worker also serves what it publishes."""
     key = f"family:{scene.name}"
 
     def publish(signature):
@@ -107,7 +107,7 @@ def test_the_newer_fence_of_a_key_is_sent():
 
 
 class TestEager:
-    """``task_always_eager`` publishes nothing: what would have inherited still does."""
+    """With ``task_always_eager`` nothing is published, but tasks inherit the same fences."""
 
     @pytest.fixture(autouse=True)
     def eager(self, worker_app):

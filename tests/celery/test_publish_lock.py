@@ -25,7 +25,7 @@ def lock_of(locks, scene):
 
 @pytest.fixture
 def left_ms(lock_of):
-    """For how long the lock would stay if nobody touched it any more."""
+    """The remaining TTL of the lock, in milliseconds."""
     return lambda: lock_of().expires_at_ms - time.time() * 1000
 
 
@@ -218,8 +218,8 @@ def test_a_message_that_is_delivered_twice_adopts_its_lock_once(
     assert scene.events() == ["enter", "leave"]
 
 
-def test_a_redelivered_message_acquires_a_new_lock(doomed, worker_app, scene):
-    result = worker_app.unique_surviving.apply_async((scene.name,), queue=doomed.queue)
+def test_a_redelivered_message_acquires_a_new_lock(killable, worker_app, scene):
+    result = worker_app.unique_surviving.apply_async((scene.name,), queue=killable.queue)
     scene.seen("enter")  # and kills its process
     assert result.get(timeout=60) == "000000000000002"
 
@@ -259,7 +259,7 @@ def test_the_lock_of_an_autoretry_is_held_during_its_countdown(
     result.revoke()
 
 
-@pytest.mark.parametrize("task", ["unique_forgotten", "unique_autoretrying_in_vain"])
+@pytest.mark.parametrize("task", ["unique_forgotten", "unique_autoretrying_unpublished"])
 def test_the_lock_is_released_if_its_retry_was_not_published(
     prefork, worker_app, scene, lock_of, eventually, task
 ):
@@ -277,7 +277,7 @@ def test_a_task_that_publishes_itself_again_by_hand_keeps_its_own_lock(prefork, 
 
 
 def test_a_retry_does_not_begin_before_its_predecessor_has_ended(prefork, worker_app, scene):
-    # throw=False: the task goes on for a while after it has asked for its retry.
+    # throw=False: the task runs on for a while after it has requested its retry.
     worker_app.unique_retrying.apply_async((scene.name, 0, False), queue=prefork.queue)
     scene.seen("leave", times=2)
     assert scene.events() == ["enter", "leave"] * 2
@@ -336,7 +336,7 @@ def test_the_lock_id_is_in_one_message_only(prefork, worker_app, scene, broker, 
         message = json.loads(client.lpop(queue))
         message["properties"]["delivery_info"]["routing_key"] = prefork.queue
         client.lpush(prefork.queue, json.dumps(message))
-        # The child goes to the default queue, which nobody serves here.
+        # The child is published to the default queue, which no worker serves here.
         scene.seen("enter")
         child = eventually(
             lambda: [m for m in client.lrange("prefork", 0, -1) if scene.name.encode() in m]

@@ -1,4 +1,4 @@
-"""A publish-time lock, whatever becomes of its message: it goes with the task, or it goes."""
+"""A publish-time lock is released if no task adopts it, whatever happens to its message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from syncguard_celery.publish_lock.cleanup import _ReleaseThread
 
 
 class Gate(Task):
-    """A base class that lets nobody through."""
+    """A base class that never calls the function."""
 
     def __call__(self, *_args, **_kwargs):
         return "not today"
@@ -151,7 +151,7 @@ def test_a_base_class_that_publishes_later_publishes_without_the_lock(
         return current_fence()
 
     task.delay()
-    assert not syncguard_backend.is_locked("k"), "a rollback would leave it"
+    assert not syncguard_backend.is_locked("k"), "after a rollback it would stay locked"
     for publish in deferred:
         publish()
     assert deliver().result == "000000000000002"
@@ -186,7 +186,7 @@ def nothing(): ...
 
 
 class TestARevokedTask:
-    """Its worker says so at once, and drops the message only when the ETA has come."""
+    """Its worker stores REVOKED at once, but drops the message only at the ETA."""
 
     @pytest.fixture
     def app(self, app):
@@ -222,16 +222,18 @@ class TestARevokedTask:
     def test_terminating_a_running_task_does_not_report_its_lock_as_lost(
         self, app, syncguard_backend, runs
     ):
-        """As the worker's main process does for revoke(terminate=True): it releases by the id in
-        the message, which the running task has spent."""
+        """As the worker's main process does for revoke(terminate=True): it releases with the id in
+        the message, which is not valid after the running task adopted the lock."""
         events = []
-        told = with_telemetry(syncguard_backend, on_event=events.append)
-        task = locked_task(app=app, name="told", key="k", at="publish", backend=told)(nothing)
+        observed = with_telemetry(syncguard_backend, on_event=events.append)
+        task = locked_task(app=app, name="observed", key="k", at="publish", backend=observed)(
+            nothing
+        )
         task.delay()
         with app.connection_for_read() as connection:
             headers = connection.SimpleQueue(app.conf.task_default_queue).get(block=False).headers
         if runs:
-            assert told.adopt(headers["syncguard"]["lock"], 30_000)
+            assert observed.adopt(headers["syncguard"]["lock"], 30_000)
         request = Context(dict(headers), syncguard=headers["syncguard"])
         task_revoked.send(sender=task, request=request, terminated=True, signum=15, expired=False)
         assert [(event.type, event.result) for event in events if event.type == "release"] == (
@@ -266,7 +268,7 @@ class Hanging(WrappedBackend):
 
 def test_a_lock_service_that_hangs_does_not_block_the_workers_main_loop(eventually):
     backend, release_thread = Hanging(None), _ReleaseThread()
-    for number in range(100):  # which would take 20 s if each were waited for
+    for number in range(100):  # would take 20 s if each call waited
         release_thread.release(backend, str(number))
     assert not backend.released
     backend.go_on.set()

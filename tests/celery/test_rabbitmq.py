@@ -1,4 +1,4 @@
-"""The same on the other broker: a RabbitMQ of our own where one is installed, or a given one."""
+"""Locked tasks on RabbitMQ: a private server if it is installed, or one that is given."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import kombu
 import pytest
 
-# Debian's rabbitmq-server on the PATH insists on a user of its own; the one behind it does not.
+# Debian's rabbitmq-server on the PATH requires its own user; the script that it calls does not.
 PROGRAMS = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", "")])
 
 
@@ -72,7 +72,7 @@ def rabbitmq(
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(30)
-        # Erlang's name server is a daemon, and stays otherwise.
+        # Erlang's name server is a daemon, and would keep running.
         subprocess.run(["epmd", "-kill"], env=environment, check=False, capture_output=True)
 
 
@@ -89,9 +89,9 @@ def answers(url: str, server: subprocess.Popen[bytes], log: Path) -> bool:
 def test_locks_fences_and_publish_time_locks_work_with_rabbitmq(
     rabbitmq: str, worker_app: ModuleType
 ) -> None:
-    # In processes of their own: the app of this one talks to Redis.
+    # In separate processes: the app of this process uses Redis.
     queue = f"rabbit-{uuid.uuid4().hex}"
-    environment = {**os.environ, "WORKSHOP_BROKER": rabbitmq, "WORKSHOP_QUEUE": queue}
+    environment = {**os.environ, "WORKER_APP_BROKER": rabbitmq, "WORKER_APP_QUEUE": queue}
     folder = os.path.dirname(str(worker_app.__file__))
     worker = subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", "worker_app", "worker", "-P", "solo", "-Q", queue],
@@ -118,7 +118,7 @@ def test_the_task_of_a_killed_worker_is_delivered_again_with_a_higher_fence(
     start_worker: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("WORKSHOP_BROKER", rabbitmq)
+    monkeypatch.setenv("WORKER_APP_BROKER", rabbitmq)
     worker = start_worker("prefork", 1)
     with kombu.Connection(rabbitmq) as connection:
         result = worker_app.surviving.apply_async(

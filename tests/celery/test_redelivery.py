@@ -1,4 +1,4 @@
-"""A message that is delivered again, by real brokers and workers: no work is lost or done twice."""
+"""A message that real brokers deliver again to real workers: no work is lost or done twice."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def redelivered_tasks(worker_app):
 
 @pytest.fixture
 def two_workers(start_worker, scene, monkeypatch, eventually):
-    """A task that runs on one worker, and a second one that has got its message too.
+    """A task that runs on one worker, and a second worker that got its message too.
 
-    They have a broker of their own: the second one takes for abandoned whatever is not
-    acknowledged for a second, also the messages of other tests.
+    They have their own broker: the second worker takes every message that is not acknowledged
+    within a second, which would include the messages of other tests.
     """
     started = []
 
     def run(task):
-        monkeypatch.setenv("WORKSHOP_BROKER", broker.url)
+        monkeypatch.setenv("WORKER_APP_BROKER", broker.url)
         first = start_worker("prefork", 1)
         started.append(first)
         with kombu.Connection(broker.url) as connection:
             result = task.apply_async((scene.name,), queue=first.queue, connection=connection)
         scene.seen("begin")
-        monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
+        monkeypatch.setenv("WORKER_APP_VISIBILITY", "1")
         eventually(lambda: scene.worker_app.unacked_for(result.id, broker.url) > 1.5)
         second = start_worker("prefork", 1, queue=first.queue)
         started.append(second)
@@ -50,12 +50,12 @@ def two_workers(start_worker, scene, monkeypatch, eventually):
             worker.stop()
 
 
-def test_a_task_with_policy_skip_runs_again_after_kill_9(doomed, redelivered_tasks, scene):
+def test_a_task_with_policy_skip_runs_again_after_kill_9(killable, redelivered_tasks, scene):
     names = [f"{scene.name}-{n}" for n in range(KILLS)]
     for name in names:
         scene.worker_app.notes.set(f"go:{name}", "1")
     task = redelivered_tasks.killed_late
-    results = [task.apply_async((name, True), queue=doomed.queue) for name in names]
+    results = [task.apply_async((name, True), queue=killable.queue) for name in names]
     assert all(result.get(timeout=100).startswith("done") for result in results)
     for name in names:
         events = [line["event"] for line in scene.notes(name)]
@@ -89,7 +89,7 @@ def test_the_copy_runs_after_the_first_delivery_is_killed(
 def test_the_copy_runs_after_the_worker_of_the_first_delivery_is_shut_down(
     two_workers, redelivered_tasks, scene, eventually
 ):
-    """It releases its lock in order, and yet has not ended."""
+    """It releases its lock but has not ended."""
     first, second, result = two_workers(redelivered_tasks.skipping_late)
     eventually(lambda: f"[{result.id}] ignored" in second.log)
     first.signal(signal.SIGQUIT)
@@ -100,11 +100,11 @@ def test_the_copy_runs_after_the_worker_of_the_first_delivery_is_shut_down(
 
 @pytest.mark.skipif(celery.VERSION < (5, 7), reason="retry_on_worker_lost is of Celery 5.7")
 def test_the_copy_that_celery_makes_for_a_lost_worker_does_not_skip(
-    doomed, redelivered_tasks, scene
+    killable, redelivered_tasks, scene
 ):
     scene.go()
     task = redelivered_tasks.retried_by_the_worker
-    result = task.apply_async((scene.name, True), queue=doomed.queue)
+    result = task.apply_async((scene.name, True), queue=killable.queue)
     assert result.get(timeout=60) == "done with 000000000000002"
 
 

@@ -1,4 +1,4 @@
-"""Dead or alive: what a delivered copy makes of the lock that it finds under its own task id."""
+"""What a redelivered message does when it finds a lock with its own task id."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DIGEST = key_digest("k")
 
 @pytest.fixture
 def results(app):
-    """Where the app stores results. In memory."""
+    """The result store of the app, in memory."""
     app.conf.result_backend = "cache+memory://"
     return app.backend
 
@@ -55,7 +55,7 @@ def task(app, bodies):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Moves the clock by which copies judge."""
+    """Moves the clock that copies use."""
     clock = SimpleNamespace(ahead_ms=0)
     monkeypatch.setattr(redelivery, "_now_ms", lambda: time.time() * 1000 + clock.ahead_ms)
     return clock
@@ -63,7 +63,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def first(task, syncguard_backend):
-    """Another delivery of the message that is published, as its lock shows it."""
+    """The published message, and a lock as its first delivery would hold it."""
     result = task.delay()
     label = holder_label("late", result.id)
     held = syncguard_backend.acquire("k", TTL_MS, holder=label)
@@ -72,14 +72,14 @@ def first(task, syncguard_backend):
 
 @pytest.fixture
 def delays(monkeypatch):
-    """In how many milliseconds each copy was to come back."""
+    """The delay of each copy that was published again, in milliseconds."""
     publish_again, delays = redelivery.publish_again, []
 
-    def note_delay(call, delay_ms, **options):
+    def record_delay(call, delay_ms, **options):
         delays.append(delay_ms)
         return publish_again(call, delay_ms, **options)
 
-    monkeypatch.setattr(redelivery, "publish_again", note_delay)
+    monkeypatch.setattr(redelivery, "publish_again", record_delay)
     return delays
 
 
@@ -125,7 +125,7 @@ class TestTheFirstDeliveryHoldsItsLock:
     def test_the_first_delivery_does_not_run_while_its_copy_runs(
         self, deliver, task, syncguard_backend, bodies
     ):
-        """The message waited in a worker for so long that its copy overtook it."""
+        """The first delivery waited in a worker for so long that its copy began first."""
         result = task.delay()
         label = holder_label("late", result.id, redelivered=True)
         with syncguard_backend.acquire("k", TTL_MS, holder=label):
@@ -146,7 +146,7 @@ class TestTheFirstDeliveryHoldsItsLock:
 class TestTheLockOfTheFirstDeliveryIsGone:
     @pytest.fixture
     def seen(self, deliver, first):
-        """The copy has seen the first one's lock once."""
+        """The copy has looked up the lock of the first delivery once."""
         look(deliver, first_time=True)
         return first
 
@@ -189,7 +189,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
     def test_the_copy_runs_if_a_failure_is_stored_and_the_lock_expired(
         self, results, deliver, seen, syncguard_backend, clock, bodies
     ):
-        """Celery stores one for a worker that was killed."""
+        """Celery stores a failure for a worker that was killed."""
         syncguard_backend.release(seen.lock_id)
         results.mark_as_failure(seen.id, ValueError())
         clock.ahead_ms = TTL_MS
@@ -208,7 +208,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
     def test_the_copy_runs_later_if_the_lock_was_released_and_no_end_is_stored(
         self, results, deliver, seen, syncguard_backend, clock, bodies, stale
     ):
-        """As a shutdown leaves it: the task was interrupted, and released its lock."""
+        """As after a shutdown: the task was interrupted and released its lock."""
         if stale is not None:
             results.mark_as_retry(seen.id, stale)
         syncguard_backend.release(seen.lock_id)
@@ -231,7 +231,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
     def test_the_copy_runs_if_the_released_lock_may_be_of_an_unanswered_attempt(
         self, app, deliver, seen, syncguard_backend, bodies
     ):
-        """What was seen may have been this task's own attempt, whose answer was lost."""
+        """The lock may have been of this task's own attempt, whose answer was lost."""
 
         class Silent(WrappedBackend):
             def lookup(self, **_options):

@@ -1,4 +1,4 @@
-"""Every way out lets go of the lock, also when something strikes on the way."""
+"""Every end of a task releases the lock, also when an interrupt comes during the release."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def test_a_lock_handed_over_to_a_retry_that_was_not_published_is_released(app, s
 def test_an_interrupt_between_acquiring_and_running_leaves_no_lock(
     app, syncguard_backend, monkeypatch
 ):
-    @locked_task(app=app, name="struck", key="k")
+    @locked_task(app=app, name="interrupted", key="k")
     def task(): ...
 
-    def strike(*_args, **_options):
+    def interrupt(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("syncguard_celery.acquire.record_fence", strike)
+    monkeypatch.setattr("syncguard_celery.acquire.record_fence", interrupt)
     with pytest.raises(KeyboardInterrupt):
         task()
     assert not syncguard_backend.is_locked("k")
 
 
 def test_an_interrupt_during_the_release_leaves_no_lock(app, syncguard_backend, monkeypatch):
-    @locked_task(app=app, name="struck", key="k")
+    @locked_task(app=app, name="interrupted", key="k")
     def task(): ...
 
-    def strike(*_args, **_options):
+    def interrupt(*_args, **_options):
         raise SystemExit
 
-    monkeypatch.setattr("syncguard_celery.release._prepare", strike)
+    monkeypatch.setattr("syncguard_celery.release._prepare", interrupt)
     with pytest.raises(SystemExit):
         task()
     assert not syncguard_backend.is_locked("k")
@@ -152,7 +152,7 @@ def test_a_task_that_will_run_again_releases_its_lock_before_its_minimum(
 def test_an_interrupt_at_any_line_leaves_no_lock_no_heartbeat_and_no_current_lock(
     app, syncguard_backend
 ):
-    """A soft time limit strikes wherever it likes."""
+    """A soft time limit can interrupt at any line."""
     lines_left = 0
 
     def trace(frame, event, _argument):
@@ -169,11 +169,13 @@ def test_an_interrupt_at_any_line_leaves_no_lock_no_heartbeat_and_no_current_loc
 
     lost = []
 
-    @locked_task(app=app, name="struck", key="k", ttl_ms=20_000, on_lost=lambda: lost.append(1))
+    @locked_task(
+        app=app, name="interrupted", key="k", ttl_ms=20_000, on_lost=lambda: lost.append(1)
+    )
     def task():
         return "done"
 
-    def strike_everywhere():
+    def interrupt_everywhere():
         nonlocal lines_left
         for number in itertools.count(1):
             lines_left = number
@@ -185,24 +187,26 @@ def test_an_interrupt_at_any_line_leaves_no_lock_no_heartbeat_and_no_current_loc
             finally:
                 sys.settrace(None)
             place = places[-1:]
-            assert current_lock() is None, f"left in place by an interrupt at {place}"
-            assert not syncguard_backend.is_locked("k"), f"left behind by an interrupt at {place}"
+            assert current_lock() is None, f"current_lock() after an interrupt at {place}"
+            assert not syncguard_backend.is_locked("k"), (
+                f"still locked after an interrupt at {place}"
+            )
             assert not watched(), f"still extended after an interrupt at {place}"
             if lines_left > 0:
                 return
 
     task()
     places = []
-    with ThreadPoolExecutor() as pool:  # whose tracing is its own: the coverage's goes on
-        pool.submit(strike_everywhere).result(timeout=100)
+    with ThreadPoolExecutor() as pool:  # tracing is per thread: coverage continues in this one
+        pool.submit(interrupt_everywhere).result(timeout=100)
     assert len(places) > 50
     assert not lost
 
 
 UNCATCHABLE = {"enter", "release_after_interrupt", "release_quietly", "arm", "disarm"}
-"""Between the answer and the note of whose it is, and in the last resort itself: no code of ours
-could catch it there. Such a lock is not extended, and free after its TTL. Where a lock of Python's
-is held, a tracer strikes between lines, which a signal does not."""
+"""Here no code of ours can clean up: between the server's answer and the assignment of the lock id,
+and in the cleanup itself. Such a lock is not extended, and expires after its TTL. In ``arm`` and
+``disarm`` a ``threading.Lock`` is held, and a tracer interrupts where a signal does not."""
 
 
 def watched():
@@ -213,11 +217,11 @@ def watched():
 
 
 @pytest.fixture
-def left_to_the_collector():
-    """Objects of ours that only the garbage collector would free, of what was made meanwhile."""
+def objects_in_cycles():
+    """Types of SyncGuard's objects made since then that only the garbage collector frees."""
     was_enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()  # what others made earlier and let go of only now is none of ours
+    gc.freeze()  # ignore objects that were made before this test
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
 
@@ -235,18 +239,18 @@ def left_to_the_collector():
             gc.enable()
 
 
-def test_a_locked_task_leaves_no_reference_cycles(settle, deliver, left_to_the_collector):
+def test_a_locked_task_leaves_no_reference_cycles(settle, deliver, objects_in_cycles):
     settle.delay(1)
     assert deliver().state == "SUCCESS"
     settle(2)
-    assert left_to_the_collector() == []
+    assert objects_in_cycles() == []
 
 
 @pytest.mark.parametrize(
     ("policy", "ends"), [("skip", "SUCCESS"), ("fail", "FAILURE"), ("wait", "FAILURE")]
 )
 def test_contention_leaves_no_reference_cycles(
-    app, deliver, syncguard_backend, left_to_the_collector, policy, ends
+    app, deliver, syncguard_backend, objects_in_cycles, policy, ends
 ):
     @locked_task(app=app, name="meet", key="k", on_contention=policy, contention_timeout_ms=1)
     def meet(): ...
@@ -254,4 +258,4 @@ def test_contention_leaves_no_reference_cycles(
     meet.delay()
     with syncguard_backend.acquire("k"):
         assert deliver().state == ends
-    assert left_to_the_collector() == []
+    assert objects_in_cycles() == []

@@ -1,4 +1,4 @@
-"""Every way in which a task can end, by real signals on real processes."""
+"""What happens to the lock at every kind of end of a task, with real signals and processes."""
 
 from __future__ import annotations
 
@@ -38,17 +38,21 @@ def test_the_lock_is_released_at_a_soft_time_limit(prefork, worker_app, scene, i
     assert is_free()
 
 
-def test_the_lock_expires_after_a_hard_time_limit(doomed, worker_app, scene, is_free, eventually):
-    result = worker_app.ending.apply_async((scene.name, "sleep"), time_limit=1, queue=doomed.queue)
+def test_the_lock_is_released_at_a_hard_time_limit(
+    killable, worker_app, scene, is_free, eventually
+):
+    result = worker_app.ending.apply_async(
+        (scene.name, "sleep"), time_limit=1, queue=killable.queue
+    )
     with pytest.raises(TimeLimitExceeded):
         result.get(timeout=30)
     eventually(is_free, 10)
 
 
-def test_the_lock_expires_after_revoke_with_terminate(
-    doomed, worker_app, scene, is_free, eventually
+def test_the_lock_is_released_at_revoke_with_terminate(
+    killable, worker_app, scene, is_free, eventually
 ):
-    result = worker_app.ending.apply_async((scene.name, "sleep"), queue=doomed.queue)
+    result = worker_app.ending.apply_async((scene.name, "sleep"), queue=killable.queue)
     scene.seen("enter")
     result.revoke(terminate=True)
     with pytest.raises(TaskRevokedError):
@@ -101,8 +105,8 @@ def test_after_kill_9_of_the_whole_worker_another_worker_gets_a_higher_fence(
     result = worker_app.surviving.apply_async((scene.name,), queue=worker.queue)
     scene.seen("enter")
     worker.kill_all()
-    # Redis gives an unacknowledged message out again after this; one that asks for it may start.
-    monkeypatch.setenv("WORKSHOP_VISIBILITY", "1")
+    # Redis delivers an unacknowledged message again after this time: now start another worker.
+    monkeypatch.setenv("WORKER_APP_VISIBILITY", "1")
     eventually(lambda: worker_app.unacked_for(result.id) > 1.5)
     start_worker("prefork", 1, queue=worker.queue)
     assert result.get(timeout=60) == "000000000000002"
@@ -112,7 +116,7 @@ def test_a_message_that_is_delivered_twice_never_has_two_holders(
     prefork, worker_app, scene, deliver_twice
 ):
     result = deliver_twice(worker_app.redelivered, scene.name)
-    scene.seen("contended")  # the same task id, the same retries: another lock id all the same
+    scene.seen("contended")  # the task id and the retries are the same, but the lock id is not
     scene.go()
     scene.seen("leave", times=2)
     assert [e for e in scene.events() if e != "contended"] == ["enter", "leave"] * 2

@@ -1,4 +1,4 @@
-"""Whether and when a task comes back: foreseen retries, contention, holders that slip away."""
+"""Whether and when a task is published again: retries, contention, locks released meanwhile."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_publishing_another_run_of_the_same_task_is_not_a_retry(app, syncguard_b
 
 
 class TestEndsInRetry:
-    """``autoretry_for`` acts outside of the lock: whether it will has to be known before."""
+    """``autoretry_for`` acts after the release, so a retry has to be predicted before it."""
 
     @pytest.fixture
     def call(self, app):
@@ -52,7 +52,7 @@ class TestEndsInRetry:
             context = Context(id="x", retries=retries, called_directly=False, **request)
             return Call(flaky.name, flaky, context, app)
 
-        flaky.name  # noqa: B018 - made now
+        flaky.name  # noqa: B018 - makes the task now
         return make
 
     def test_autoretry_for_and_dont_autoretry_for_decide_whether_a_task_is_retried(self, call):
@@ -90,34 +90,36 @@ class TestEndsInRetry:
 
 
 class TestPublishedAgainAfterContention:
-    """Without a queue for its key, a task that met contention is published again: when, and what
-    the message says."""
+    """Without a queue for its key, a task that met contention is published again: its delay and
+    its header."""
 
     @pytest.fixture
-    def come_back(self, app, syncguard_backend):
+    def published_delay(self, app, syncguard_backend):
         @app.task(name="contending", shared=False)
         def contending(): ...
 
-        def come_back(attempts=0, left=None):
+        def published_delay(attempts=0, left=None):
             header = {"attempts": attempts, "since": 1_000} if attempts else {}
             context = Context(id="x", args=(), kwargs={}, called_directly=False, **{HEADER: header})
             call = Call(contending.name, contending, context, app)
             turn = next_turn(WithoutQueue(syncguard_backend), "k", context, left, waits=True)
             return republish(call, LockContended(), turn).when
 
-        return come_back
+        return published_delay
 
-    def test_the_delay_grows_up_to_ten_seconds(self, come_back):
+    def test_the_delay_grows_up_to_ten_seconds(self, published_delay):
         for attempts, most in [(0, 0.2), (1, 0.4), (2, 0.8), (5, 6.4), (6, 10), (10_000, 10)]:
-            assert most / 2 <= come_back(attempts) <= most
+            assert most / 2 <= published_delay(attempts) <= most
 
-    def test_the_delay_is_random(self, come_back):
-        assert len({come_back() for _ in range(10)}) > 1
+    def test_the_delay_is_random(self, published_delay):
+        assert len({published_delay() for _ in range(10)}) > 1
 
-    def test_the_delay_ends_before_the_contention_timeout(self, come_back):
-        assert come_back(attempts=9, left=50.0) <= 0.05
+    def test_the_delay_ends_before_the_contention_timeout(self, published_delay):
+        assert published_delay(attempts=9, left=50.0) <= 0.05
 
-    def test_the_message_has_the_number_of_attempts_and_the_start_of_contention(self, come_back):
+    def test_the_message_has_the_number_of_attempts_and_the_start_of_contention(
+        self, published_delay
+    ):
         sent = []
 
         def receiver(headers=None, **_):
@@ -125,8 +127,8 @@ class TestPublishedAgainAfterContention:
 
         after_task_publish.connect(receiver)
         try:
-            come_back()
-            come_back(attempts=3)
+            published_delay()
+            published_delay(attempts=3)
         finally:
             after_task_publish.disconnect(receiver)
         first, fourth = sent
@@ -139,7 +141,7 @@ def test_a_retry_meets_contention_if_another_holder_acquires_the_lock_first(
     app, syncguard_backend, monkeypatch
 ):
     class Overtaken(WrappedBackend):
-        """Its first look still sees the predecessor; then somebody else is there."""
+        """Its first lookup returns the previous run; then another holder has the lock."""
 
         def lookup(self, **options):
             info = self.backend.lookup(**options)
@@ -176,7 +178,7 @@ def test_eta_and_countdown_are_added_to_the_pending_ttl(app):
 
 
 def test_a_lock_released_before_the_lookup_is_not_contention(app, syncguard_backend):
-    """It lets go between the attempt and the look at it: even "fail" then gets the lock."""
+    """It is released between the attempt and the lookup: even "fail" then gets the lock."""
 
     slippery = RefusesSome(syncguard_backend, refusals=1)
 

@@ -1,4 +1,4 @@
-"""What Sentry shows of an error of ours: the real client, with a transport that keeps events."""
+"""What Sentry shows for SyncGuard's errors: the real client, with a transport that keeps events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What signals and logs tell of a lock, and what they keep to themselves."""
+"""What signals and log lines about a lock contain, and what they never contain."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def test_a_lost_lock_sends_a_signal_and_is_logged(app, syncguard_backend, caplog
     finally:
         task_lock_lost.disconnect(receiver)
         task_lock_released.disconnect(receiver)
-    # Of what was lost nobody can let go.
+    # A lost lock is not released, so there is no task_lock_released.
     assert told == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
     (line,) = [record.message for record in caplog.records if "lost its lock" in record.message]
     assert " held " in line
-    assert "waited" not in line, "it is not known, and not said"
+    assert "waited" not in line, "it is not known, so it is not logged"
 
 
 def test_an_on_lost_callback_that_fails_is_only_logged(app, syncguard_backend, caplog, eventually):

@@ -1,4 +1,4 @@
-"""Many tasks, few keys, two workers, and processes that die: what a lock is for."""
+"""Many tasks on few keys, on two workers whose processes are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS, TASKS, DYING = 10, 200, 12
 
 @pytest.fixture
 def rows(worker_app):
-    """A row per key, fenced, that remembers every change."""
+    """A table with one fenced row for each key, and a history of every change."""
     with contextlib.closing(sqlite3.connect(worker_app.rows_file(), isolation_level=None)) as rows:
         rows.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, fence TEXT)")
         rows.execute("CREATE TABLE history (number INTEGER, was TEXT, became TEXT)")
@@ -38,7 +38,7 @@ def test_fences_rise_and_no_two_tasks_overlap_on_two_workers_with_kill_9(
         )
         for job in range(TASKS)
     ]
-    # Some tasks kill their own process; these are killed from outside, wherever they are. Not
+    # Some tasks kill their own process; this kills processes from outside, at any point. Not
     # the parents: what one has taken from Redis a moment ago and not yet noted is lost with it.
     for worker in (first, second):
         eventually(lambda: len(scene.notes()) > TASKS // 4)

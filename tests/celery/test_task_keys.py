@@ -1,4 +1,4 @@
-"""Keys are made from the arguments as the function sees them, or not at all."""
+"""Keys are made from the arguments that the function gets; else there is an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_key_that_is_neither_template_nor_callable_is_refused():
 
 
 class TestCheckedByDelay:
-    """What ``delay()`` refuses never reaches the broker."""
+    """``delay()`` refuses these before anything is sent to the broker."""
 
     @pytest.fixture
     def app(self):
@@ -66,7 +66,7 @@ class TestCheckedByDelay:
         with pytest.raises(TypeError):
             task.delay(1, 2)
 
-    def test_self_is_not_an_argument_of_the_template(self, app):
+    def test_self_is_not_counted_as_an_argument_of_delay(self, app):
         @locked_task(app=app, bind=True, key="{self.name}:{invoice_id}")
         def task(self, invoice_id): ...
 
@@ -153,7 +153,7 @@ def test_a_key_has_the_text_of_the_serialized_argument(value):
 
 @pytest.mark.skipif(celery.VERSION < (5, 5), reason="Celery before 5.5 has no pydantic=True")
 class TestModels:
-    """With pydantic=True a task's function sees models, its message dictionaries."""
+    """With pydantic=True a task's function gets models, and its message has dictionaries."""
 
     @pytest.fixture
     def order(self):

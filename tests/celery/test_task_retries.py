@@ -1,4 +1,4 @@
-"""A task that is retried: it does not lose to itself, and its minimum hold does not count."""
+"""A retried task: no contention with its previous run, and min_hold_ms only for the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The helpers for the tests of others."""
+"""``syncguard_celery.testing``: the helpers for users' tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from syncguard_celery.testing import assert_locks, assert_runs_unlocked, lock_ke
 @pytest.fixture(scope="module")
 def app():
     app = Celery("testing", broker="memory://", fixups=[], set_as_current=False)
-    app.conf.syncguard_backend = "redis://127.0.0.1:1/0"  # nobody is there
+    app.conf.syncguard_backend = "redis://127.0.0.1:1/0"  # no server listens there
     yield app
     app.close()
 

@@ -1,4 +1,4 @@
-"""Django's locks and Celery's in one process: one stack of locks, one language of keys."""
+"""Locks of Django and of Celery in one process share the stack of locks and the key templates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
 @pytest.fixture
 def app(app, settings, syncguard_redis):
-    """The app with the locks of Django's alias, as it is unless somebody sets otherwise."""
+    """The app with the locks of Django's default alias, which is the default."""
     settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url}}
     app.conf.syncguard_backend = None
     return app
@@ -87,13 +87,13 @@ class TestTheKeyOfTheRunningTask:
         def settle(n):
             return n
 
-        def settle_plainly(n):
+        def settle_with_core_lock(n):
             with lock(locks["default"], f"invoice:{n}"):
                 return n
 
         @locked_task(app=app, name="task", key="invoice:{n}")
         def task(n):
-            return (settle if take == "django" else settle_plainly)(n)
+            return (settle if take == "django" else settle_with_core_lock)(n)
 
         with pytest.raises(LockError, match="reentrant=True") as caught:
             task(7)
@@ -124,7 +124,7 @@ class TestTheKeyOfTheRunningTask:
 
         assert view(RequestFactory().get("/"), 7) == ("000000000000001", "000000000000001")
 
-    def test_a_task_that_is_not_reentrant_is_refused_inside_a_view(self, app):
+    def test_a_task_that_is_not_reentrant_is_refused_inside_itself(self, app):
         @locked_task(app=app, name="task", key="invoice:{n}", reentrant=False)
         def task(n):
             return task(n) if n else None
@@ -138,7 +138,7 @@ class TestTheKeyOfTheRunningTask:
             locked_task(app=app, key="k", reentrant="yes")
 
 
-def test_the_lock_of_a_view_is_the_current_lock_of_a_task(app):
+def test_current_lock_and_current_fence_are_shared_by_both_adapters(app):
     @locked(key="view")
     def view():
         return syncguard_celery.current_fence(), current_lock()

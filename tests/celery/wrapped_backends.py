@@ -1,4 +1,4 @@
-"""Backends that are another one in all but one thing, and the hand of an administrator."""
+"""Backends that wrap another one and change one thing; and a release as by an administrator."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from syncguard import LockError
 
 
 def release_as_administrator(backend, key):
-    """As an administrator would: the heartbeat finds the lock gone."""
+    """Force the release, as an administrator would: the heartbeat then loses the lock."""
     info = backend.lookup(key=key)
     assert backend.force_release(info.key_hash, fence=info.fence, lock_id_hash=info.lock_id_hash).ok
 
 
 class WrappedBackend:
-    """A backend that is another one in everything that a test does not change."""
+    """Passes everything that a subclass does not change to another backend."""
 
     def __init__(self, backend):
         self.backend = backend
@@ -22,7 +22,7 @@ class WrappedBackend:
 
 
 class RefusesSome(WrappedBackend):
-    """Refuses some attempts, as if somebody had held the lock just then and let go at once."""
+    """Refuses some attempts, as if another holder had the lock then and released it at once."""
 
     def __init__(self, backend, refusals):
         super().__init__(backend)
@@ -37,17 +37,17 @@ class RefusesSome(WrappedBackend):
 
 
 class WithoutQueue(WrappedBackend):
-    """Keeps no queue of those who come back."""
+    """A backend without a queue of contending tasks."""
 
     def next_turn(self, *_args, **_options):
         return None
 
     def end_wait(self, *_args):
-        raise AssertionError("nobody was told to wait")
+        raise AssertionError("no task was given a ticket")
 
 
 class FailsSomeAdoptions(WrappedBackend):
-    """Fails some adoptions, as a Redis does in the middle of a failover."""
+    """Fails some adoptions, as Redis does during a failover."""
 
     def __init__(self, backend, failures):
         super().__init__(backend)

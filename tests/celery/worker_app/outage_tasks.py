@@ -1,4 +1,4 @@
-"""Tasks that meet an outage of the lock's Redis, with the options that users leave alone."""
+"""Tasks that meet an outage of the lock's Redis, with default options."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import uuid
 
 import worker_app
 
-queue = os.environ["WORKSHOP_QUEUE"]
+queue = os.environ["WORKER_APP_QUEUE"]
 name = uuid.uuid4().hex
 
 assert worker_app.visiting.apply_async((name,), queue=queue).get(timeout=30)

@@ -12,11 +12,11 @@ from syncguard_celery import current_fence, locked_task
 
 
 def work(name: str, die: bool) -> str:
-    """Begin; die the first time, if told so; wait for the test; end."""
+    """Begin; kill this process the first time if asked; wait for the test; end."""
     note(name, "begin")
     if die and notes.set(f"died:{name}", "1", nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
-    wait_for_go(name, 100)  # a second worker may have to be started meanwhile
+    wait_for_go(name, 100)  # the test may have to start a second worker meanwhile
     note(name, "end")
     return f"done with {current_fence()}"
 

@@ -1,6 +1,6 @@
 """The Celery app of these tests, and its tasks. Workers import it as ``-A worker_app``.
 
-Tasks tell what they do by notes in Redis, and wait there for a test to let them go on.
+Tasks write notes about what they do to Redis, and wait until a test sets their ``go`` key.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from syncguard_celery import (
 from syncguard_celery.configured_backends import backend_of
 from syncguard_celery.options import LockOptions
 
-BROKER = os.environ["WORKSHOP_BROKER"]
-LOCKS = os.environ["WORKSHOP_LOCKS"]
+BROKER = os.environ["WORKER_APP_BROKER"]
+LOCKS = os.environ["WORKER_APP_LOCKS"]
 
-# No fixups: a Django that other tests have set up is none of ours.
+# No fixups: this app does not use the Django that other tests have set up.
 app = Celery(
     "worker_app",
     broker=BROKER,
-    backend=os.environ["WORKSHOP_RESULTS"],
+    backend=os.environ["WORKER_APP_RESULTS"],
     fixups=[],
     include=["redelivered_tasks", "outage_tasks"],
 )
@@ -45,25 +45,25 @@ app.conf.update(
     syncguard_backend=LOCKS,
     broker_connection_retry_on_startup=True,
     broker_transport_options={
-        "visibility_timeout": float(os.environ.get("WORKSHOP_VISIBILITY", 3600)),
-        # With a Kombu that knows these: look every 5 s for what is to be delivered again.
+        "visibility_timeout": float(os.environ.get("WORKER_APP_VISIBILITY", 3600)),
+        # For versions of Kombu with these options: look every 5 s for messages to redeliver.
         "unacked_restore_interval": 5,
         "unacked_restore_throttle": 1,
     },
     result_expires=600,
     task_default_queue="prefork",
     worker_hijack_root_logger=False,
-    worker_lost_wait=2.0,  # how soon a killed process is noticed; Celery takes 10 s
+    worker_lost_wait=2.0,  # when a killed process is noticed; the default is 10 s
     worker_prefetch_multiplier=1,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     task_send_sent_event=False,
     timezone="UTC",
 )
 
-notes = redis.Redis.from_url(os.environ["WORKSHOP_NOTES"], socket_timeout=60)
+notes = redis.Redis.from_url(os.environ["WORKER_APP_NOTES"], socket_timeout=60)
 
 
-# -- what a task can tell and be told -------------------------------------------------------------
+# -- notes and go ---------------------------------------------------------------------------------
 
 
 def note(name: str, event: str, **facts: object) -> None:
@@ -80,7 +80,7 @@ def wait_for_go(name: str, seconds: float = 30.0) -> None:
 
 
 def visit(name: str, wait: bool = False, seconds: float = 0.0) -> str | None:
-    """Enter the critical section, perhaps stay, and leave it."""
+    """Enter the critical section, wait there if asked, and leave it."""
     note(name, "enter")
     try:
         if wait:
@@ -180,7 +180,7 @@ class Flaky(Exception):
     max_retries=3,
 )
 def retrying(self, name, linger=0.0):
-    """Fails at contention: only its own predecessor's lock may not count as that."""
+    """Fails at contention. The lock of its previous run must not count as contention."""
     note(name, "enter", retries=self.request.retries, inherited=inherited_fence(f"visit:{name}"))
     try:
         if self.request.retries < 2:
@@ -210,7 +210,7 @@ def autoretrying(self, name):
 
 @locked_task(app=app, bind=True, key="visit:{name}", ttl_ms=3_000, max_retries=0)
 def never_retrying(self, name):
-    """Contention is no retry of its own: it has none."""
+    """It has no retries. Contention does not need one."""
     visit(name)
     return self.request.retries
 
@@ -249,7 +249,7 @@ def swallowing(name, how):
     try:
         _lose(name, how)
     except LockLost:
-        return "as if nothing had happened"
+        return "swallowed"
 
 
 @locked_task(app=app, key="lossy:{name}", ttl_ms=1_200, on_lost="signal")
@@ -276,7 +276,7 @@ def calling_back(name):
 
 @locked_task(app=app, key="lossy:{name}", ttl_ms=3_000)
 def long_running(name, seconds):
-    """Longer than its TTL: only a heartbeat can keep its lock."""
+    """Runs longer than its TTL: only a heartbeat can keep its lock."""
     note(name, "enter")
     time.sleep(seconds)
     current_lock().ensure_held()
@@ -288,12 +288,12 @@ def hanging(name):
     _lose(name, "sleep")
 
 
-# -- ways out -----------------------------------------------------------------------------------
+# -- ends of a task -----------------------------------------------------------------------------
 
 
 @locked_task(app=app, key="visit:{name}", ttl_ms=20_000)
 def ending(name, how):
-    """Under a long TTL: if the lock is free soon after, it was released."""
+    """It has a long TTL: if the lock is free soon after, it was released."""
     note(name, "enter")
     if how == "return":
         return "returned"
@@ -324,7 +324,7 @@ def _note_contention(name, **_):
     app=app, key="visit:{name}", ttl_ms=3_000, acks_late=True, on_contention=_note_contention
 )
 def redelivered(name):
-    """Longer than the broker waits for its acknowledgement."""
+    """Runs longer than the broker waits for its acknowledgement."""
     return visit(name, wait=True)
 
 
@@ -371,7 +371,7 @@ def unique_retrying(self, name, countdown=0, throw=True):
 
 @locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
 def unique_repeating(self, name):
-    """Publishes itself again under its own id, by hand: that is no retry."""
+    """Publishes itself again with its own id: that is not a retry."""
     note(name, "enter")
     if notes.llen(f"notes:{name}") == 1:
         self.apply_async((name,), task_id=self.request.id, **_same_queue(self))
@@ -380,9 +380,9 @@ def unique_repeating(self, name):
 
 @locked_task(app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000)
 def unique_forgotten(self, name):
-    """Says that it is retried, and publishes no retry."""
+    """Raises Retry, but publishes no retry."""
     note(name, "enter")
-    raise Retry("by nobody")
+    raise Retry("not published")
 
 
 @locked_task(app=app, key=lambda name: None, at="publish")
@@ -438,7 +438,7 @@ def unique_autoretrying_later(name):
     autoretry_for=(Flaky,),
     retry_kwargs={"countdown": 0, "serializer": "no such"},
 )
-def unique_autoretrying_in_vain(name):
+def unique_autoretrying_unpublished(name):
     """Its retry cannot be published."""
     note(name, "enter")
     raise Flaky
@@ -481,7 +481,7 @@ def _header(task):
     return task.request.get("syncguard")
 
 
-# -- fences that travel -------------------------------------------------------------------------
+# -- inherited fences ---------------------------------------------------------------------------
 
 
 @app.task(bind=True)
@@ -538,7 +538,7 @@ def outer(name):
 
 @before_task_publish.connect
 def rewrite_headers(headers=None, **_):
-    """As tracing integrations do: a nested "headers" hides what else is in the message."""
+    """As tracing integrations do: a nested "headers" hides the other headers of the message."""
     if headers is not None and str(headers.get("id", "")).startswith("rewritten"):
         headers["headers"] = {"trace": "1"}
 
@@ -556,7 +556,7 @@ def rewrite_headers(headers=None, **_):
 )
 def stress(self, run, number, job, die=False):
     note(run, "enter", number=number, job=job)
-    # Without isolation_level each statement is its own transaction: nothing to lose by kill -9.
+    # Without isolation_level each statement is its own transaction: kill -9 loses nothing.
     with contextlib.closing(sqlite3.connect(rows_file(), timeout=30, isolation_level=None)) as rows:
         fence = current_fence()
         changed = rows.execute(
