@@ -1,15 +1,15 @@
 """Celery no-op tasks with and without locks, as ratios in one run against one worker.
 
 A plain task, the same under ``@locked_task``, under celery-once and under celery-singleton, each
-with a key of its own per call, so that nobody contends. One prefork worker, one Redis of its own
-for messages, results and locks. Some lock when they publish, others when they run, so both are
-timed, one after the other: the messages are published to a queue that nobody serves, which then
-takes the place of the worker's, until the last result is stored. The throughput is that of the
-two together.
+with a separate key for each call, so that there is no contention. One prefork worker, one private
+Redis for messages, results and locks. Some lock when they publish, others when they run, so both
+are timed, one after the other: the messages are published to a queue without a worker, which is
+then renamed to the worker's queue; the run ends when the last result is stored. The throughput is
+that of both together.
 
-With five processes on a few cores there is much noise, and it comes and goes within seconds. So
-the contenders take turns in many short rounds, each is compared with the plain task of the same
-round, and what counts is the median of these ratios. Behind it stands half of its 95 % interval.
+With five processes on a few cores there is much noise, which changes within seconds. So the
+contenders take turns in many short rounds, and each is compared with the plain task of the same
+round. The result is the median of these ratios, printed with half of its 95 % interval.
 
     pip install --group benchmarks
     python benchmarks/celery_tasks.py [--rounds 200] [--tasks 25] [--concurrency 2]
@@ -39,7 +39,7 @@ from syncguard.testing import RedisServer
 from syncguard_celery import locked_task
 
 GOAL = 0.8
-PATIENCE_S = 120
+TIMEOUT_S = 120
 RESULTS_DB = 1
 URL = os.environ.get("BENCHMARK_REDIS", "redis://localhost:1/0")
 
@@ -105,15 +105,15 @@ def worker(url: str, concurrency: int) -> Iterator[None]:
             process.wait(30)
 
 
-class Course:
-    """Where a round is run: a queue that is filled, then served, and results that are counted."""
+class RoundRunner:
+    """Runs a round: fills a queue, gives it to the worker, and counts the results."""
 
     def __init__(self, server: RedisServer) -> None:
         self._messages = server.client()
         self._results = server.client(db=RESULTS_DB)
 
     def run(self, task: Any, tasks: int) -> tuple[float, float]:
-        """How long it takes to publish so many, and then to run them."""
+        """The seconds to publish this many tasks, and then to run them."""
         self._results.flushdb()
         started = time.perf_counter()
         for _ in range(tasks):
@@ -121,25 +121,25 @@ class Course:
         published = time.perf_counter()
         self._messages.rename("filling", "celery")
         while self._results.dbsize() < tasks:
-            if time.perf_counter() - published > PATIENCE_S:
+            if time.perf_counter() - published > TIMEOUT_S:
                 raise TimeoutError(task.name)
             time.sleep(0.001)
         return published - started, time.perf_counter() - published
 
 
-def measure(course: Course, rounds: int, tasks: int) -> dict[str, list[tuple[float, float]]]:
-    for task in CONTENDERS.values():  # connections, scripts and caches
-        course.run(task, 20)
+def measure(runner: RoundRunner, rounds: int, tasks: int) -> dict[str, list[tuple[float, float]]]:
+    for task in CONTENDERS.values():  # to open connections, load scripts and fill caches
+        runner.run(task, 20)
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
     names = list(CONTENDERS)
     for turn in range(rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            taken[name].append(course.run(CONTENDERS[name], tasks))
+            taken[name].append(runner.run(CONTENDERS[name], tasks))
     return taken
 
 
-def certainty(ratios: list[float]) -> float:
-    """Half of the 95 % interval of their median, as the notches of a box plot have it."""
+def half_interval(ratios: list[float]) -> float:
+    """Half of the 95 % interval of their median, as in the notches of a box plot."""
     lower, _, upper = statistics.quantiles(ratios, n=4)
     return 1.57 * (upper - lower) / math.sqrt(len(ratios))
 
@@ -152,7 +152,7 @@ def report(taken: dict[str, list[tuple[float, float]]], tasks: int) -> bool:
         each = [sum(both) / total for both, total in zip(taken["plain"], totals, strict=True)]
         ratios[name] = statistics.median(each)
         total, publishing, running = map(statistics.median, (totals, *zip(*rounds, strict=True)))
-        print(f"{name:27}{ratios[name]:10.3f} ±{certainty(each):.3f}", end="")
+        print(f"{name:27}{ratios[name]:10.3f} ±{half_interval(each):.3f}", end="")
         print(f"{tasks / total:10.0f}{tasks / publishing:13.0f}{tasks / running:9.0f}")
     ours = ratios["@locked_task"]
     met = ours >= GOAL and ours > max(ratios["celery-once"], ratios["celery-singleton"])
@@ -168,7 +168,7 @@ def main() -> int:
     arguments.add_argument("--concurrency", type=int, default=2)
     chosen = arguments.parse_args()
     if chosen.rounds < 2:
-        arguments.error("one round says nothing about the noise: --rounds must be at least 2")
+        arguments.error("--rounds must be at least 2: one round has no interval")
     with RedisServer() as server:
         app.conf.update(
             broker_url=server.url,
@@ -178,7 +178,7 @@ def main() -> int:
             ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": server.url}},
         )
         with worker(server.url, chosen.concurrency):
-            taken = measure(Course(server), chosen.rounds, chosen.tasks)
+            taken = measure(RoundRunner(server), chosen.rounds, chosen.tasks)
     return 0 if report(taken, chosen.tasks) else 1
 
 

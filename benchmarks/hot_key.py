@@ -1,13 +1,13 @@
-"""Many Celery tasks that want one lock: how long all of them take, and what that costs.
+"""Many Celery tasks with one lock: how long all of them take, and what that costs.
 
 All tasks are published at once, all have the same key, each holds the lock for the same short time.
-Nothing can be faster than one after the other; ``x ideal`` says how close a policy comes. Real
+The ideal is one task after the other without gaps; ``x ideal`` is the time relative to that. Real
 prefork workers, one private Redis for messages, results, notes and locks.
 
-messages     published: the first one of each task, and each that sends it back to the queue
+messages     published: the first one of each task, and each time it is published again
 slot s       seconds that tasks spent in a worker's slot without holding the lock
 attempts     deliveries of the task that needed the most of them
-in memory    most messages that the workers held at one time, running or waiting for their time
+in memory    most messages that the workers held at one time, running or not due yet
 INFO         lines in the workers' log, and how many of them are SyncGuard's
 
     python benchmarks/hot_key.py [--tasks 100] [--hold 0.1] [--concurrency 4] [--rounds 1]
@@ -36,18 +36,18 @@ from syncguard.testing import RedisServer
 from syncguard_celery import locked_task
 
 GOAL = 1.5
-PATIENCE = 6
+MAX_TIMES_IDEAL = 6
 """A policy that needs this many times the ideal is stopped."""
 
 URL = os.environ.get("BENCHMARK_REDIS", "redis://localhost:1/0")
 RESULTS_DB, NOTES_DB = 1, 2
-OURS = re.compile(r"found its lock held|acquired its lock")
+SYNCGUARD_LINE = re.compile(r"found its lock held|acquired its lock")
 
 app = Celery("hot_key", broker=URL, backend=f"{URL[:-1]}{RESULTS_DB}")
 app.conf.update(syncguard_backend=URL, broker_connection_retry_on_startup=True)
 notes = redis.Redis.from_url(f"{URL[:-1]}{NOTES_DB}")
 entered: dict[str, float] = {}
-"""When the tasks that are in a slot of this process and have no lock yet came there."""
+"""By task id: when a task without a lock entered its slot in this process."""
 
 
 @task_prerun.connect
@@ -95,7 +95,7 @@ def wait(self: Any, seconds: float) -> None:
 
 @dataclass
 class Figures:
-    """What one run took."""
+    """The figures of one run."""
 
     finished: int
     seconds: float
@@ -151,7 +151,7 @@ def run(
             for _ in range(tasks):
                 task.apply_async((hold,))
             in_memory = 0
-            limit = started + PATIENCE * tasks * hold + 10
+            limit = started + MAX_TIMES_IDEAL * tasks * hold + 10
             while (finished := notes.zcard("attempts")) < tasks and time.monotonic() < limit:
                 in_memory = max(in_memory, client.hlen("unacked"))
                 time.sleep(0.005)
@@ -167,7 +167,7 @@ def run(
             int(most[0][1]) if most else 0,
             in_memory,
             len(lines),
-            sum(OURS.search(line) is not None for line in lines),
+            sum(SYNCGUARD_LINE.search(line) is not None for line in lines),
         )
 
 
@@ -195,7 +195,7 @@ def main() -> int:
 
 
 def connect(server: RedisServer) -> None:
-    """Let this process publish to the private server, as the workers do by their environment."""
+    """Make this process use the private server. The workers get it from their environment."""
     global notes
     notes = server.client(db=NOTES_DB)
     app.conf.update(

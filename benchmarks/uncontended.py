@@ -1,13 +1,13 @@
 """Acquire and release without contention: SyncGuard against its peers, as ratios in one run.
 
-One blocking client, one connection, hiredis where it is installed, a Redis of its own on
-loopback. The contenders take turns in short rounds, so that whatever else the machine does hits
-all of them alike; a ratio is the median of the ratios in the rounds. Two bare PINGs on a raw
-socket are the floor: no lock can take fewer round trips than two.
+One blocking client, one connection, hiredis where it is installed, a private Redis on
+loopback. The contenders take turns in short rounds, so that other load on the machine affects all
+of them alike; a ratio is the median of the ratios in the rounds. Two bare PINGs on a raw socket are
+the minimum: no lock can take fewer round trips than two.
 
-Where the scheduler puts client and server decides more than anything they do, and left alone it
-changes its mind from run to run. So it is told: first each has a core of its own, as it is where
-Redis runs on a machine of its own, and the goals are for that; then both share one core.
+The cores on which client and server run matter most, and the scheduler chooses other ones in each
+run. So they are fixed: first each has its own core, as if Redis ran on another machine, and the
+goals are for that; then both share one core.
 
     python benchmarks/uncontended.py [--rounds 200] [--pairs 50]
 """
@@ -29,7 +29,7 @@ from syncguard.testing import RedisServer
 
 PING = b"*1\r\n$4\r\nPING\r\n"
 GOALS = {"redis-py Lock": 0.9, "two bare PINGs": 1.6}
-TOGETHER = "client and Redis on one core"
+ONE_CORE = "client and Redis on one core"
 
 
 def contenders(server: RedisServer) -> dict[str, Callable[[], None]]:
@@ -95,7 +95,7 @@ def compare(places: str, cores: tuple[int, int] | None, options: argparse.Namesp
     for name in names:
         median = statistics.median(times[name] for times in rounds)
         ratio = statistics.median(times["SyncGuard"] / times[name] for times in rounds)
-        goal = f"<= {GOALS[name]}" if name in GOALS and places != TOGETHER else ""
+        goal = f"<= {GOALS[name]}" if name in GOALS and places != ONE_CORE else ""
         print(f"{name:<34}{median:>5.0f} us{ratio:>16.2f} x{goal:>10}")
 
 
@@ -107,10 +107,10 @@ def main() -> None:
     print(f"redis-py {redis.__version__}, {_parser()}; {options.rounds} x {options.pairs} pairs")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if len(cores) < 2:
-        compare("wherever the scheduler puts them", None, options)
+        compare("cores chosen by the scheduler", None, options)
         return
     compare("Redis on a core of its own", (cores[0], cores[1]), options)
-    compare(TOGETHER, (cores[0], cores[0]), options)
+    compare(ONE_CORE, (cores[0], cores[0]), options)
 
 
 def _parser() -> str:

@@ -24,12 +24,12 @@ USER = "admin"
 
 
 class Stopped(BaseException):
-    """Somebody asked us to end."""
+    """A signal asked the demo to stop."""
 
 
 def main() -> int:
     options = _options()
-    with _stoppable():
+    with _stop_on_signals():
         try:
             with demo_processes.environment() as embedded:
                 if options.check:
@@ -44,50 +44,52 @@ def main() -> int:
                         worker.require_alive()
                         time.sleep(0.5)
         except Stopped:
-            _say("\nStopped, and nothing is left behind.")
+            _print("\nStopped. Nothing is left behind.")
             return 0 if not options.check else 1
         except (demo_processes.CannotStart, FileNotFoundError) as error:
-            _say(f"The demo cannot run: {error}")
+            _print(f"The demo cannot run: {error}")
             return 1
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m example_project.demo", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="play every scene, print, and end")
-    parser.add_argument("--port", type=int, help="for the web server; 0: any that is free")
+    parser.add_argument(
+        "--check", action="store_true", help="play every scene, print the steps, and exit"
+    )
+    parser.add_argument("--port", type=int, help="port of the web server; 0: any free port")
     return parser.parse_args()
 
 
 def _check() -> int:
-    """Play every scene, print every step, and tell by the exit code whether all went well."""
+    """Play every scene, print every step, and return an exit code: 0 if all checks passed."""
     from django.core.management import call_command
 
-    from example_project.story import director
-    from example_project.story.performance import audience
+    from example_project.story import scene_player
+    from example_project.story.scene_run import step_listeners
     from example_project.story.scenes import KINDS
 
-    audience.append(_tell)
+    step_listeners.append(_print_step)
     failed = 0
     began = time.monotonic()
     for number, kind in enumerate(KINDS.values(), start=1):
-        _say(f"\n{number}. {kind.title}. {kind.text}")
+        _print(f"\n{number}. {kind.title}. {kind.text}")
         missing = kind.missing()
         if missing:
-            _say(f"   -     not played: {missing}")
+            _print(f"   -     not played: {missing}")
             continue
-        scene = director.play(kind.name)
-        assert scene is not None  # noqa: S101 - nobody else plays
+        scene = scene_player.play(kind.name)
+        assert scene is not None  # noqa: S101 - no other scene is being played
         failed += not scene.ok
-    _say("\nmanage.py syncguard_status, when all is done:")
+    _print("\nmanage.py syncguard_status, when all is done:")
     call_command("syncguard_status")
-    outcome = "All is well" if not failed else f"{failed} of {len(KINDS)} scenes went WRONG"
-    _say(f"\n{outcome}, after {time.monotonic() - began:.0f} s.")
+    outcome = "All scenes passed" if not failed else f"{failed} of {len(KINDS)} scenes went WRONG"
+    _print(f"\n{outcome}, after {time.monotonic() - began:.0f} s.")
     return 1 if failed else 0
 
 
-def _tell(step: Step) -> None:
+def _print_step(step: Step) -> None:
     mark = {None: "     ", True: "ok   ", False: "WRONG"}[step.ok]
-    _say(f"   {mark} {step.text}")
+    _print(f"   {mark} {step.text}")
 
 
 def _welcome(address: str) -> None:
@@ -95,7 +97,7 @@ def _welcome(address: str) -> None:
 
     password = secrets.token_urlsafe(12)
     get_user_model().objects.create_superuser(USER, "", password)
-    _say(
+    _print(
         f"\nThe demo is running:   {address}"
         f"\nThe locks in the admin: {address}admin/syncguard_django/lock/"
         f"\n  log in as {USER} with the password {password}"
@@ -107,15 +109,15 @@ def _welcome(address: str) -> None:
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
-    """The first Ctrl-C, SIGTERM or SIGHUP ends the block; further ones do not disturb the end."""
+def _stop_on_signals() -> Iterator[None]:
+    """The first Ctrl-C, SIGTERM or SIGHUP ends the block; later ones are ignored."""
 
     def stop(*_: object) -> None:
-        for number in demo_processes.STOPPING:
+        for number in demo_processes.STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in demo_processes.STOPPING}
+    before = {number: signal.signal(number, stop) for number in demo_processes.STOP_SIGNALS}
     try:
         yield
     finally:
@@ -123,7 +125,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""Everything that the demo runs, started in order and stopped in reverse, whatever happens.
+"""All processes of the demo, started in order and always stopped in reverse order.
 
-The web server runs in this process, so that the buttons of its page reach the Redis and the worker
-that this process started, and nobody else's.
+The web server runs in this process, so that the buttons of its page control the Redis and the
+worker that this process started, and no others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = 4
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 3.0
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that end the demo."""
 
 
@@ -37,9 +37,9 @@ class CannotStart(Exception):
 
 @contextlib.contextmanager
 def environment() -> Iterator[RedisServer | None]:
-    """Servers and settings; Django is ready inside. Yields the embedded Redis of the locks.
+    """Start servers and set up Django. Yields the embedded Redis of the locks, if it has one.
 
-    Messages have a Redis of their own: pausing the locks shall not pause Celery.
+    Messages have a separate Redis: pausing the locks must not pause Celery.
     """
     with contextlib.ExitStack() as started:
         embedded: RedisServer | None = None
@@ -65,62 +65,62 @@ def environment() -> Iterator[RedisServer | None]:
 
 
 class Worker:
-    """The demo's own Celery worker: one process that commands, and those that run tasks."""
+    """The demo's own Celery worker: its main process and the processes that run tasks."""
 
     def __init__(self) -> None:
         self.node = f"syncguard-demo-{os.getpid()}@localhost"
         self.log = Path(os.environ["EXAMPLE_DATABASE"]).with_name("worker.log")
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(  # noqa: S603 - no input from anybody
+            self.process = subprocess.Popen(  # noqa: S603 - no user input
                 [
                     *(sys.executable, "-m", "celery", "-A", "example_project", "worker"),
                     *("-P", "prefork", "-c", str(PROCESSES), "-n", self.node, "-l", "INFO"),
                     *("--without-gossip", "--without-mingle", "--without-heartbeat"),
                 ],
                 cwd=ROOT,
-                # What its processes leave when they are killed goes with the folder.
+                # Temporary files of killed processes are removed with the folder.
                 env={**os.environ, "TMPDIR": str(self.log.parent)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C in a terminal is for us: we stop the worker ourselves.
+                # Ctrl-C in a terminal must not reach the worker: this process stops it.
                 start_new_session=True,
             )
 
-        self._watchman = _Watchman(self.process.pid, self.log.parent)
+        self._cleanup = _CleanupShell(self.process.pid, self.log.parent)
 
     def wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             self.require_alive()
             if time.monotonic() > deadline:
-                raise CannotStart(f"the Celery worker is not ready. It said:\n{self.last_words()}")
+                raise CannotStart(f"the Celery worker is not ready. Its log:\n{self.log_tail()}")
 
     def require_alive(self) -> None:
         if self.process.poll() is not None:
-            raise CannotStart(f"the Celery worker ended. It said:\n{self.last_words()}")
+            raise CannotStart(f"the Celery worker ended. Its log:\n{self.log_tail()}")
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
 
     def kill_child(self, pid: int) -> None:
-        """kill -9 for one of the processes that run tasks; no other."""
+        """kill -9 for one of the processes that run tasks."""
         stats = self._inspect().stats() or {}
         if pid not in stats.get(self.node, {}).get("pool", {}).get("processes", ()):
-            raise ProcessLookupError(f"{pid} is no process of the demo's worker")
+            raise ProcessLookupError(f"{pid} is not a process of the demo's worker")
         os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """Let running tasks end, but not for long."""
+        """Give running tasks a short time to end, then kill all processes."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_TIMEOUT_S)
-        # Its session is its own: whatever is left in it was started by it.
+        # The worker has its own session: everything left in it was started by the worker.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        self._watchman.dismiss()
+        self._cleanup.stop()
 
     def _answers(self) -> bool:
         from kombu.exceptions import OperationalError
@@ -136,33 +136,34 @@ class Worker:
         return app.control.inspect(destination=[self.node], timeout=timeout_s, limit=1)
 
 
-class _Watchman:
-    """Ends the worker, and removes the folder, when we die without a chance to do so ourselves.
+class _CleanupShell:
+    """Kills the worker and removes the folder if this process is killed.
 
-    A shell that waits on a pipe from us: a line means that all is well, its end that we are gone.
+    A shell that reads from a pipe. A line means that this process stopped normally; the end of the
+    pipe without a line means that it was killed.
     """
 
-    _ORDERS = 'read -r _ || { kill -s KILL -- "-$1"; rm -rf -- "$2"; }'
+    _SCRIPT = 'read -r _ || { kill -s KILL -- "-$1"; rm -rf -- "$2"; }'
 
     def __init__(self, session: int, folder: Path) -> None:
         self._shell = subprocess.Popen(  # noqa: S603 - a constant script
-            ["/bin/sh", "-c", self._ORDERS, "watchman", str(session), str(folder)],
+            ["/bin/sh", "-c", self._SCRIPT, "cleanup", str(session), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
-    def dismiss(self) -> None:
-        self._shell.communicate(b"all is well\n")
+    def stop(self) -> None:
+        self._shell.communicate(b"stopped\n")
 
 
 @contextlib.contextmanager
 def worker(embedded: RedisServer | None) -> Iterator[Worker]:
-    """A worker that is ready, and controls that reach it."""
+    """Start a worker, and set the controls of the scenes."""
     from example_project.celery import app
     from example_project.story.controls import controls
-    from example_project.story.performance import curtain
+    from example_project.story.scene_run import stopping
     from syncguard import LockError
     from syncguard_django import locks
 
@@ -172,25 +173,26 @@ def worker(embedded: RedisServer | None) -> Iterator[Worker]:
         raise CannotStart(f"no server answers at SYNCGUARD_URL: {error}") from error
     running: Worker | None = None
     try:
-        with _unbroken():
+        with _signals_deferred():
             running = Worker()
         running.wait_until_ready()
         controls.kill = running.kill_child
         controls.pause_redis = None if embedded is None else embedded.paused
         yield running
     finally:
-        curtain.set()
+        stopping.set()
         if running is not None:
             running.stop()
         app.close()
 
 
 @contextlib.contextmanager
-def _unbroken() -> Iterator[None]:
-    """A signal to stop waits for the end of the block: what is started there is known by then."""
+def _signals_deferred() -> Iterator[None]:
+    """Defer signals to the end of the block, so that a process started there can be stopped."""
     arrived: list[int] = []
     before = {
-        number: signal.signal(number, lambda sent, _: arrived.append(sent)) for number in STOPPING
+        number: signal.signal(number, lambda sent, _: arrived.append(sent))
+        for number in STOP_SIGNALS
     }
     try:
         yield
@@ -207,16 +209,16 @@ class _WebServer(socketserver.ThreadingMixIn, WSGIServer):
 
 @contextlib.contextmanager
 def web_server(port: int | None) -> Iterator[str]:
-    """The site, on a port of this machine only. Yields its address."""
+    """Serve the site on loopback. Yields its address."""
     from django.contrib.staticfiles.handlers import StaticFilesHandler
     from django.core.servers.basehttp import WSGIRequestHandler
     from django.core.wsgi import get_wsgi_application
 
-    class Quiet(WSGIRequestHandler):
+    class SilentHandler(WSGIRequestHandler):
         def log_message(self, *_: object) -> None:
             pass
 
-    server = _bind(port, Quiet)
+    server = _bind(port, SilentHandler)
     server.set_app(StaticFilesHandler(get_wsgi_application()))
     thread = threading.Thread(target=server.serve_forever, name="web", daemon=True)
     thread.start()
@@ -229,7 +231,7 @@ def web_server(port: int | None) -> Iterator[str]:
 
 
 def _bind(port: int | None, handler: Any) -> _WebServer:
-    """The port that was asked for; if none was, 8000 or any that is free."""
+    """Bind the given port; without one, 8000 or any free port."""
     candidates = [8000, 0] if port is None else [port]
     for candidate in candidates:
         try:

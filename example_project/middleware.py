@@ -1,4 +1,4 @@
-"""The strictest useful policy: no inline script or style, and nothing from elsewhere."""
+"""A strict content security policy: no inline script or style, nothing from other hosts."""
 
 from __future__ import annotations
 

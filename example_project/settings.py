@@ -45,7 +45,7 @@ DATABASES = {
     "default": {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get("EXAMPLE_DATABASE", str(HERE / "var" / "example.sqlite3")),
-        # Several processes write: they wait for each other, and readers wait for nobody.
+        # Several processes write: writers wait for each other, readers do not wait.
         "OPTIONS": {
             "timeout": 20,
             "transaction_mode": "IMMEDIATE",

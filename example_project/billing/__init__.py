@@ -1,1 +1,1 @@
-"""The business: invoices, a nightly report, a feed of prices. This is what you would write."""
+"""The business: invoices, a nightly report, a feed of prices. A user writes code like this."""

@@ -1,4 +1,4 @@
-"""A bank that takes its time. It pays an invoice number once; asked again, it answers at once."""
+"""A slow bank. It pays an invoice number once; a repeated request returns soon."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 from example_project.billing.models import Invoice, Transfer
 
-KNOWN_ALREADY_S = 0.3
+REPEATED_S = 0.3
 
 
 def pay(invoice: Invoice) -> None:
     _, is_new = Transfer.objects.get_or_create(invoice=invoice)
-    time.sleep(invoice.bank_ms / 1000 if is_new else KNOWN_ALREADY_S)
+    time.sleep(invoice.bank_ms / 1000 if is_new else REPEATED_S)

@@ -1,4 +1,4 @@
-"""What the locks protect. An invoice remembers the fence of the holder that wrote it last."""
+"""What the locks protect. An invoice stores the fence of the holder that wrote it last."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Invoice(FencedModel):
 
 
 class Transfer(models.Model):
-    """At the bank: it pays each invoice number once, however often it is asked."""
+    """A payment at the bank. It pays each invoice number once, however often it is requested."""
 
     invoice = models.OneToOneField(Invoice, on_delete=models.CASCADE)
 
 
 class Payment(models.Model):
-    """In our books: there must never be two for one invoice."""
+    """A payment in our books. There must never be two for one invoice."""
 
     invoice = models.ForeignKey(Invoice, on_delete=models.CASCADE)
     fence = models.CharField(max_length=15)

@@ -1,5 +1,4 @@
-"""The tasks, with ``@locked_task`` in its three moods: wait for one's turn, once per period, and
-once per queue."""
+"""The tasks: three uses of ``@locked_task``, one at a time, once per period, once per queue."""
 
 from __future__ import annotations
 
@@ -18,12 +17,12 @@ from syncguard import LockLost
 from syncguard_celery import current_fence, inherited_fence, locked_task
 from syncguard_django.fencing import StaleFence, guard
 
-# Short, so that nobody waits long for the lock of a process that was killed. A heartbeat extends
-# it for as long as the task runs.
+# Short, so that the lock of a killed process expires soon. A heartbeat extends it while the task
+# runs.
 INVOICE_TTL_MS = 2_000
 
 
-# Mood one, the default: whoever finds the lock taken is published again for a little later. A
+# One at a time, the default: a task that finds the lock held is published again with a delay. A
 # task whose process is killed, or that loses its lock, runs again.
 @locked_task(
     key="invoice:{invoice_id}",
@@ -38,7 +37,7 @@ def settle_invoice(invoice_id: int) -> None:
     invoice = Invoice.objects.get(pk=invoice_id)
     if invoice.settled_at is not None:
         return
-    # The bank confirms by letter. It is ordered under the lock, so it carries our fence.
+    # The bank confirms by letter. This task is published under the lock, so it inherits the fence.
     confirm_by_letter.apply_async((invoice_id,), countdown=0.5)
     bank.pay(invoice)
     fence = current_fence()
@@ -51,7 +50,7 @@ def settle_invoice(invoice_id: int) -> None:
 
 @shared_task(bind=True, max_retries=None)
 def confirm_by_letter(self: Any, invoice_id: int) -> None:
-    """File the bank's letter, unless it answers an order that no longer counts."""
+    """File the bank's letter, unless a later holder has written to the invoice."""
     invoice = Invoice.objects.get(pk=invoice_id)
     if invoice.settled_at is None:
         raise self.retry(countdown=0.5)
@@ -66,8 +65,8 @@ def confirm_by_letter(self: Any, invoice_id: int) -> None:
         journal.note("filed", fence=fence)
 
 
-# Mood two: every machine's scheduler starts it, and clocks differ. The lock is kept for a while
-# after a quick run, so that the machine whose clock is late finds it taken, and skips.
+# Once per period: every machine's scheduler starts it, and clocks differ. The lock is kept for a
+# while after a short run, so that a machine whose clock is late finds it held, and skips.
 @locked_task(
     key="report:{day}", ttl_ms=10_000, min_hold_ms=3_000, on_contention="skip", acks_late=True
 )
@@ -77,8 +76,8 @@ def nightly_report(day: str) -> None:
     Report.objects.create(day=date, settled=Invoice.objects.filter(settled_at__date=date).count())
 
 
-# Mood three: the lock is taken by delay(), so that an import that is queued or running is not
-# queued again; the caller gets the first one's result instead.
+# Once per queue: delay() acquires the lock, so that an import that is queued or running is not
+# queued again; the caller gets the result of the first one.
 @locked_task(key="feed:{supplier}", ttl_ms=5_000, at="publish", on_contention="skip")
 def import_feed(supplier: str) -> None:
     """Import a supplier's prices."""

@@ -1,1 +1,1 @@
-"""The demonstration: scenes that can be played, and a journal of what the locks did meanwhile."""
+"""The demonstration: scenes that can be played, and a journal of the events of their locks."""

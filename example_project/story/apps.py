@@ -1,4 +1,4 @@
-"""The application's name, and the journal that listens to the locks."""
+"""The application's name; it connects the journal to the signals of the locks."""
 
 from __future__ import annotations
 

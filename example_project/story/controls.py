@@ -1,4 +1,4 @@
-"""What a scene may do to the servers. Only who started them can: by default, nobody can."""
+"""What a scene may do to the servers. Only the demo that started them can do it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Controls:
-    """Filled in by the demo, for what it started itself."""
+    """Set by the demo, for the servers that it started."""
 
     kill: Callable[[int], None] | None = None
     """kill -9 for one process of the demo's own worker, by its id."""

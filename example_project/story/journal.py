@@ -1,7 +1,7 @@
-"""Writing down what happens to the locks, as it happens, in whichever process it does.
+"""Records the events of the locks, in the process where they happen.
 
-The locks tell it by the signals of ``syncguard_celery``; what only the business sees (a refused
-write) it notes itself. Nothing is noted while no scene is being played.
+The signals of ``syncguard_celery`` report them. Code of the site records what only it knows, such
+as a refused write. Nothing is recorded while no scene is being played.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def note(
     detail: str = "",
     until_ms: int | None = None,
 ) -> None:
-    """Note one event of the scene that is being played."""
+    """Record one event of the scene that is being played."""
     from example_project.story.models import Event, Scene
 
     scene = Scene.objects.filter(ended_ms=None).order_by("-pk").first()
@@ -73,4 +73,4 @@ def _lost(task_id: str | None = None, fence: str | None = None, **_: Any) -> Non
     try:
         note("lost", fence=fence, task_id=task_id)
     finally:
-        connection.close()  # told on the thread of the heartbeats, which nobody cleans up after
+        connection.close()  # called on the heartbeat's thread: Django does not close its connection

@@ -1,6 +1,6 @@
-"""What is shown: a scene, the steps in which it is told, and the events that the locks caused.
+"""What the page shows: a scene, its steps, and the events of its lock.
 
-Times are milliseconds since the epoch, as browsers count them.
+Times are milliseconds since the epoch, as in JavaScript.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scene(models.Model):
 
 
 class Step(models.Model):
-    """A sentence of the scene. ``ok`` is None where nothing was to be judged."""
+    """A sentence of the scene. ``ok`` is None for a step that checks nothing."""
 
     scene = models.ForeignKey(Scene, on_delete=models.CASCADE, related_name="steps")
     text = models.CharField(max_length=300)

@@ -11,7 +11,7 @@ from django.views.decorators.csrf import ensure_csrf_cookie
 from django.views.decorators.http import require_GET, require_POST
 
 from example_project.billing.models import Invoice
-from example_project.story import director
+from example_project.story import scene_player
 from example_project.story.models import Scene, now_ms
 from example_project.story.scenes import KINDS
 
@@ -28,11 +28,11 @@ def landing(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def play(request: HttpRequest, kind: str) -> HttpResponse:
-    """Begin a scene. The script wants a status; a browser without it, the page again."""
+    """Start a scene. The script gets a status; a browser without script gets the page again."""
     if kind not in KINDS:
         raise Http404
     refusal = KINDS[kind].missing()
-    if not refusal and not director.play_in_background(kind):
+    if not refusal and not scene_player.play_in_background(kind):
         refusal = "Another scene is being played."
     if "application/json" not in request.headers.get("Accept", ""):
         return redirect("landing")
@@ -51,7 +51,7 @@ def state(request: HttpRequest) -> HttpResponse:
     return JsonResponse(
         {
             "now": now_ms(),
-            "playing": director.is_playing(),
+            "playing": scene_player.is_playing(),
             "scene": None if shown is None else _scene(shown),
             "history": [_heading(scene) for scene in scenes],
             "invoices": [_invoice(i) for i in Invoice.objects.order_by("-pk")[:INVOICES]],

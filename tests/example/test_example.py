@@ -1,4 +1,4 @@
-"""The example project: its whole story, and that it leaves nothing behind, however it ends."""
+"""The example project: all scenes pass, and it leaves nothing behind, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from syncguard.testing import RedisServer
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "example_project.demo"]
-PATIENCE_S = 90
+TIMEOUT_S = 90
 
 pytestmark = pytest.mark.skipif(
     not (ROOT / "example_project").is_dir(), reason="the example project is not in this folder"
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def surroundings(tmp_path):
-    """An environment without servers, and a folder of its own for everything temporary."""
+def environment(tmp_path):
+    """Environment variables without servers, and with a separate folder for temporary files."""
     unwanted = ("SYNCGUARD_URL", "CELERY_BROKER_URL", "DJANGO_SETTINGS_MODULE")
     kept = {name: value for name, value in os.environ.items() if name not in unwanted}
     return {**kept, "TMPDIR": str(tmp_path)}
@@ -39,44 +39,44 @@ def surroundings(tmp_path):
 class Demo:
     """A running demo."""
 
-    def __init__(self, surroundings, *options):
+    def __init__(self, environment, *options):
         self.process = subprocess.Popen(
             [*DEMO, "--port", "0", *options],
             cwd=ROOT,
-            env=surroundings,
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.said = ""
+        self.output = ""
 
-    def hear(self, pattern):
-        """Wait until it says something, and return the match."""
-        alarm = threading.Timer(PATIENCE_S, self.process.terminate)
+    def read_until(self, pattern):
+        """Wait until the output matches the pattern, and return the match."""
+        alarm = threading.Timer(TIMEOUT_S, self.process.terminate)
         alarm.start()
         try:
             for line in self.process.stdout:
-                self.said += line
-                if found := re.search(pattern, self.said):
+                self.output += line
+                if found := re.search(pattern, self.output):
                     return found
         finally:
             alarm.cancel()
-        raise AssertionError(f"it did not say {pattern!r}:\n{self.said}")
+        raise AssertionError(f"no output matches {pattern!r}:\n{self.output}")
 
     def end(self, number=None):
         """Send a signal, if any, and return the exit code."""
         if number is not None:
             self.process.send_signal(number)
-        self.said += self.process.communicate(timeout=PATIENCE_S)[0]
+        self.output += self.process.communicate(timeout=TIMEOUT_S)[0]
         return self.process.returncode
 
 
 @pytest.fixture
-def start(surroundings):
+def start(environment):
     started = []
 
     def start(*options, **more):
-        started.append(Demo({**surroundings, **more}, *options))
+        started.append(Demo({**environment, **more}, *options))
         return started[-1]
 
     yield start
@@ -103,27 +103,27 @@ def assert_nothing_is_left(folder):
     assert left == []
 
 
-def test_the_demo_runs_all_scenes_and_all_checks_pass(surroundings, tmp_path):
+def test_the_demo_runs_all_scenes_and_all_checks_pass(environment, tmp_path):
     run = subprocess.run(
         [*DEMO, "--check"],
         cwd=ROOT,
-        env=surroundings,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert run.returncode == 0, run.stdout
     for sentence in (
         r"ok +Each held the lock once, one after the other: fences 1 to 20\.",
         r"ok +The task was delivered again, to process \d+, with the higher fence 2\.",
-        r"ok +A letter .* came late\. Its write, with fence 1, was refused: StaleFence\.",
-        r"ok +The holder was told while Redis was still silent",
+        r"ok +A letter .* arrived late\. Its write, with fence 1, was refused: StaleFence\.",
+        r"ok +The holder learned of the loss while Redis was still paused",
         r"ok +One task was queued\. The other 4 calls queued nothing",
-        r"ok +The other 2 came late and skipped: the report was written exactly once\.",
+        r"ok +The other 2 started later and skipped: the report was written exactly once\.",
         r"No live locks\.",
-        r"All is well, after \d+ s\.",
+        r"All scenes passed, after \d+ s\.",
     ):
         assert re.search(sentence, run.stdout), run.stdout
     assert len(re.findall(r"ok +INV-\d+ was settled exactly once\.", run.stdout)) == 3
@@ -134,40 +134,40 @@ def test_the_demo_runs_all_scenes_and_all_checks_pass(surroundings, tmp_path):
 def test_the_demo_neither_pauses_nor_stops_servers_that_it_did_not_start(start, tmp_path):
     with RedisServer() as server:
         demo = start(SYNCGUARD_URL=server.url, CELERY_BROKER_URL=server.url)
-        address = demo.hear(r"The demo is running: +(\S+)")[1]
+        address = demo.read_until(r"The demo is running: +(\S+)")[1]
         with urllib.request.urlopen(address, timeout=10) as response:  # noqa: S310
             page = response.read().decode()
         assert "Only an embedded Redis can be paused." in page
         assert re.search(r"disabled data-missing>Pause Redis for 3 s<", page)
-        demo.hear(r"Ctrl-C stops everything\.")
-        assert demo.end(signal.SIGTERM) == 0, demo.said
-        assert "nothing is left behind" in demo.said
+        demo.read_until(r"Ctrl-C stops everything\.")
+        assert demo.end(signal.SIGTERM) == 0, demo.output
+        assert "Nothing is left behind" in demo.output
         with server.client() as client:
             assert client.ping()
     assert_nothing_is_left(tmp_path)
 
 
 def test_a_running_demo_lists_its_locks_and_leaves_nothing_after_kill_9(
-    start, surroundings, tmp_path
+    start, environment, tmp_path
 ):
     demo = start()
-    address = demo.hear(r"The demo is running: +(\S+)")[1]
-    password = demo.hear(r"log in as admin with the password (\S+)")[1]
+    address = demo.read_until(r"The demo is running: +(\S+)")[1]
+    password = demo.read_until(r"log in as admin with the password (\S+)")[1]
     assert len(password) >= 16
-    command = demo.hear(r"(SYNCGUARD_URL=\S+ .* syncguard_status) --watch")[1]
+    command = demo.read_until(r"(SYNCGUARD_URL=\S+ .* syncguard_status) --watch")[1]
     status = subprocess.run(
         ["/bin/sh", "-c", f"{command} --count"],
         cwd=ROOT,
-        env={**surroundings, "EXAMPLE_DATABASE": ":memory:"},
+        env={**environment, "EXAMPLE_DATABASE": ":memory:"},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert status.returncode == 0, status.stderr
     assert "0" in status.stdout
 
-    # A button is for those who have seen the page.
+    # Without the page's CSRF token, a button is refused.
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(address + "scenes/settle", data=b"", timeout=10)  # noqa: S310
     assert refused.value.code == 403
@@ -182,34 +182,34 @@ def test_a_port_in_use_is_explained_and_nothing_is_left(start, tmp_path):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         demo = start("--port", str(taken.getsockname()[1]))
-        demo.hear(r"The demo cannot run: port \d+ cannot be used: .*Try --port 0\.")
+        demo.read_until(r"The demo cannot run: port \d+ cannot be used: .*Try --port 0\.")
         assert demo.end() == 1
     assert_nothing_is_left(tmp_path)
 
 
 def test_the_demo_can_be_stopped_while_it_starts(start, tmp_path):
     demo = start()
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not list(tmp_path.glob("syncguard-demo-*/worker.log")):
         assert demo.process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert demo.end(signal.SIGINT) == 0, demo.said
+    assert demo.end(signal.SIGINT) == 0, demo.output
     assert_nothing_is_left(tmp_path)
 
 
 @pytest.mark.parametrize(
     "command", [["check", "--fail-level", "WARNING"], ["makemigrations", "--check", "--dry-run"]]
 )
-def test_django_checks_pass(surroundings, command):
+def test_django_checks_pass(environment, command):
     run = subprocess.run(
         [sys.executable, "example_project/manage.py", *command],
         cwd=ROOT,
-        env={**surroundings, "EXAMPLE_DATABASE": ":memory:"},
+        env={**environment, "EXAMPLE_DATABASE": ":memory:"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=TIMEOUT_S,
         check=False,
     )
     assert run.returncode == 0, run.stdout

@@ -1,4 +1,4 @@
-// Asks for the state, shows it, and sends the buttons without leaving the page.
+// Fetches the state, shows it, and sends the forms without leaving the page.
 "use strict";
 
 const BUSY_MS = 250, IDLE_MS = 1500;
@@ -7,9 +7,9 @@ const find = (id) => document.getElementById(id);
 const forms = [...document.querySelectorAll("form.scene")];
 const picture = document.querySelector(".picture");
 
-let chosen = null; // the scene that somebody picked from the history; null: the latest
+let chosen = null; // the scene selected in the history; null: the latest
 let latest = null;
-let followed = null; // the scene that is played before our eyes
+let followed = null; // the scene that is playing and shown
 let timer = null;
 
 function make(name, className, text) {
@@ -53,8 +53,8 @@ function showScene({ scene, now }) {
   showEvents(scene);
 }
 
-// On a narrow screen the timeline is wider than its frame: what happens now stays in sight, then
-// how it ended. A faded edge tells that there is more.
+// On a narrow screen the timeline is wider than its frame: scroll to the current time, then to the
+// end. A faded edge shows that there is more.
 function followTimeline(scene) {
   const now = picture.querySelector(".now");
   if (scene.ended === null && now) {
@@ -71,13 +71,13 @@ function showEdge() {
   picture.classList.toggle("more", hidden > 8);
 }
 
-// Where it is played is below the buttons, and out of sight on most screens.
+// The scene is shown below the buttons, outside of the visible part of most screens.
 function showStage() {
   const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   document.querySelector(".stage").scrollIntoView({ behavior: calm ? "auto" : "smooth" });
 }
 
-// Only what is new is added: a screen reader reads what changes, and shall not read all again.
+// Add only new steps: a screen reader reads every change, and must not read all steps again.
 function showSteps(scene) {
   const list = find("steps");
   if (list.dataset.scene !== String(scene.id)) {
@@ -147,7 +147,7 @@ function showInvoices(invoices) {
   }));
 }
 
-// -- asking -----------------------------------------------------------------------------------
+// -- fetching ---------------------------------------------------------------------------------
 
 async function refresh() {
   clearTimeout(timer);

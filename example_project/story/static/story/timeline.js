@@ -18,13 +18,13 @@ const Timeline = (() => {
 
   // -- what the events mean -------------------------------------------------------------------
 
-  // Every hold: from when to when, by whom, and how it ended. `open` is for those still going on.
+  // Every hold: start, end, process, and how it ended. `open` means that it has not ended.
   function holdsOf(events, now) {
     const holds = [];
     for (const event of events) {
       if (event.kind === "acquired") {
         const before = holds.at(-1);
-        // Releasing is noted a moment after it was done: the next holder may be noted first.
+        // A release is recorded shortly after it happens: the next holder may be recorded first.
         if (before && before.to > event.at_ms) before.to = event.at_ms;
         holds.push({ fence: event.fence, pid: event.pid, from: event.at_ms, to: now, end: "open" });
         continue;
@@ -50,13 +50,13 @@ const Timeline = (() => {
       });
   }
 
-  // The bank's letters: ordered by a holder, under its fence, and on their way ever since.
+  // The bank's letters: published by a holder with its fence; they arrive later.
   function lettersOf(holds, events, scene, now) {
     if (!scene.key?.startsWith("invoice:")) return [];
     const letters = [];
     for (const hold of holds) {
       const arrived = events.find((e) => e.fence === hold.fence && ["refused", "filed"].includes(e.kind));
-      // Who found the invoice settled was quick, and ordered none.
+      // A holder that found the invoice settled was quick, and published none.
       const expected = hold.to - hold.from > 250 && scene.ended === null;
       if (arrived || expected) {
         letters.push({ fence: hold.fence, from: hold.from, to: arrived?.at_ms ?? now, end: arrived?.kind ?? "open" });
@@ -84,7 +84,7 @@ const Timeline = (() => {
     const letters = lettersOf(holds, scene.events, scene, now);
     const lanes = Math.max(MIN_LANES, pids.length + letters.length);
     const height = TOP + lanes * LANE + AXIS;
-    // What came of a letter is written to the right of where it arrived.
+    // The result of a letter is written to the right of its arrival.
     const room = width - LEFT - RIGHT - (letters.length ? NOTES : 0);
     const x = (ms) => LEFT + ((ms - scene.started) / span) * room;
     const y = (pid) => TOP + pids.indexOf(pid) * LANE;
@@ -188,7 +188,7 @@ const Timeline = (() => {
     }
   }
 
-  // Duplicates and skips. Those at one place are counted, not piled up.
+  // Duplicates and skips. Those of one process are drawn side by side and counted.
   function drawMarks({ svg, x, y }, events) {
     const counted = new Map();
     for (const event of events) {

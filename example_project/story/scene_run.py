@@ -1,4 +1,4 @@
-"""One performance of a scene: tells it step by step, waits for things to happen, and judges."""
+"""One run of a scene: records its steps, waits for events, and checks the results."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from example_project.story.models import Event, Scene, Step, now_ms
 
 T = TypeVar("T")
 
-PATIENCE_S = 40.0
+TIMEOUT_S = 40.0
 POLL_S = 0.05
 
-curtain = threading.Event()
-"""Set when everything ends: whoever waits stops waiting."""
+stopping = threading.Event()
+"""Set when the demo stops: every wait ends."""
 
 
-audience: list[Callable[[Step], object]] = []
-"""Who is told every step as it is taken."""
+step_listeners: list[Callable[[Step], object]] = []
+"""Called with every step when it is recorded."""
 
 
-class NotInTime(Exception):
-    """What a scene waited for did not happen."""
+class DidNotHappen(Exception):
+    """The scene waited for something that did not happen in time."""
 
 
-class Performance:
-    """The block in which a scene is played. What goes wrong there is told as its last step."""
+class SceneRun:
+    """The block in which a scene is played. An error in it is recorded as the last step."""
 
     def __init__(self, kind: str, key: str) -> None:
         self.key = key
         self.scene = Scene.objects.create(kind=kind, key=key)
 
-    def tell(self, text: str) -> None:
-        """Say what was done."""
+    def step(self, text: str) -> None:
+        """Record what was done."""
         self._step(text, None)
 
-    def judge(self, ok: bool, text: str) -> None:
-        """Say what came of it, and whether it had to be so."""
+    def check(self, ok: bool, text: str) -> None:
+        """Record a result, and whether it is correct."""
         self._step(text, ok)
 
     def _step(self, text: str, ok: bool | None) -> None:
         step = Step.objects.create(scene=self.scene, text=text, ok=ok)
-        for told in audience:
-            told(step)
+        for listener in step_listeners:
+            listener(step)
 
     def events(self, kind: str) -> QuerySet[Event]:
         events: QuerySet[Event] = self.scene.events.filter(kind=kind)
         return events
 
     def wait_for(self, what: str, condition: Callable[[], T | None]) -> T:
-        """Wait until the condition gives something true, and return that."""
-        deadline = time.monotonic() + PATIENCE_S
+        """Wait until the condition returns a true value, and return that value."""
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             found = condition()
             if found:
                 return found
-            if curtain.wait(POLL_S):
+            if stopping.wait(POLL_S):
                 break
-        raise NotInTime(f"waited in vain for {what}")
+        raise DidNotHappen(f"did not happen in time: {what}")
 
-    def __enter__(self) -> Performance:
+    def __enter__(self) -> SceneRun:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if error is not None:
-            self.judge(False, f"{type(error).__name__}: {error}"[:300])
+            self.check(False, f"{type(error).__name__}: {error}"[:300])
         self.scene.ok = all(step.ok is not False for step in self.scene.steps.all())
         self.scene.ended_ms = now_ms()
         self.scene.save()
