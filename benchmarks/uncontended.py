@@ -109,7 +109,7 @@ def main() -> None:
     if len(cores) < 2:
         compare("cores chosen by the scheduler", None, options)
         return
-    compare("Redis on a core of its own", (cores[0], cores[1]), options)
+    compare("Redis on its own core", (cores[0], cores[1]), options)
     compare(ONE_CORE, (cores[0], cores[0]), options)
 
 

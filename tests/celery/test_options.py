@@ -293,7 +293,7 @@ class TestLockContended:
 
 def test_a_short_ttl_causes_one_warning_for_each_task_when_it_runs(app, syncguard_backend):
     chosen = {"app": app, "backend": syncguard_backend, "ttl_ms": 30, "auto_extend": False}
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
 
         @locked_task(name="seconds", key="seconds", **chosen)
@@ -304,10 +304,10 @@ def test_a_short_ttl_causes_one_warning_for_each_task_when_it_runs(app, syncguar
         def others():
             return None
 
-        assert told == [], "no warning at import"
+        assert warned == [], "no warning at import"
         for task in (seconds, others, seconds, others):
             task.apply()
-    found = [(w.category, w.filename, w.lineno) for w in told]
+    found = [(w.category, w.filename, w.lineno) for w in warned]
     lines = [locked_function(t).function.__code__.co_firstlineno for t in (seconds, others)]
     assert found == [(ShortTTLWarning, __file__, line) for line in lines]
 

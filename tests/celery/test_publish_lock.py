@@ -37,7 +37,7 @@ def header_in(broker, queue):
 def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
     worker_app, scene, broker, lock_of
 ):
-    queue = f"nobody-{scene.name}"
+    queue = f"unserved-{scene.name}"
     first = worker_app.unique.apply_async((scene.name,), queue=queue)
     second = worker_app.unique.apply_async((), {"name": scene.name}, queue=queue)
     assert second.id == first.id
@@ -46,7 +46,7 @@ def test_a_duplicate_publishes_nothing_and_returns_the_first_result(
 
 
 def test_a_duplicate_is_logged_with_the_id_of_the_queued_task(worker_app, scene, locks, caplog):
-    queue = f"nobody-{scene.name}"
+    queue = f"unserved-{scene.name}"
     first = worker_app.unique.apply_async((scene.name,), queue=queue)
     with caplog.at_level(logging.INFO, logger="syncguard.celery"):
         worker_app.unique.apply_async((scene.name,), queue=queue)
@@ -59,19 +59,19 @@ def test_a_duplicate_is_logged_with_the_id_of_the_queued_task(worker_app, scene,
 
 
 def test_a_duplicate_sends_a_signal(worker_app, scene, locks, lock_of):
-    told = []
+    received = []
 
     def receiver(**facts):
-        told.append(facts)
+        received.append(facts)
 
-    queue = f"nobody-{scene.name}"
+    queue = f"unserved-{scene.name}"
     task_lock_contended.connect(receiver)
     try:
         worker_app.unique.apply_async((scene.name,), queue=queue)
         worker_app.unique.apply_async((scene.name,), queue=queue)
     finally:
         task_lock_contended.disconnect(receiver)
-    (facts,) = told
+    (facts,) = received
     assert facts["sender"].name == facts["task_name"] == "worker_app.unique"
     assert facts["policy"] == "publish"
     assert facts["key_hash"] == locks.hash(f"unique:{scene.name}")
@@ -97,7 +97,7 @@ def test_an_eager_task_acquires_its_lock_when_it_runs(worker_app, scene):
 
 def test_the_lock_of_a_task_with_a_countdown_is_held_for_longer(worker_app, scene, left_ms):
     # Its pending_ttl_ms is 300: that counts from when it may run.
-    queue = f"nobody-{scene.name}"
+    queue = f"unserved-{scene.name}"
     worker_app.unique_and_late.apply_async((scene.name,), queue=queue, countdown=60)
     assert 50_000 < left_ms() <= 60_300
 
@@ -180,7 +180,7 @@ def test_the_contention_policy_applies_if_the_holder_is_not_a_task(
 
 
 def test_another_task_with_the_same_key_is_not_a_duplicate(worker_app, scene):
-    queue = f"nobody-{scene.name}"
+    queue = f"unserved-{scene.name}"
     first = worker_app.unique.apply_async((scene.name,), queue=queue)
     second = worker_app.unique_or_fail.apply_async((scene.name,), queue=queue)
     assert second.id != first.id
@@ -199,11 +199,11 @@ def test_a_duplicate_with_a_given_id_applies_its_policy_in_the_worker(prefork, w
 def test_a_duplicate_does_not_hang_its_chain_group_or_chord(prefork, worker_app, scene):
     worker_app.unique.apply_async((scene.name, True), queue=prefork.queue)
     scene.seen("enter")
-    twin = worker_app.unique.si(scene.name).set(queue=prefork.queue)
+    duplicate = worker_app.unique.si(scene.name).set(queue=prefork.queue)
     echo = worker_app.gather.s("nothing").set(queue=prefork.queue)
-    assert chain(twin, echo).delay().get(timeout=30) is None
-    assert group(twin, twin).delay().get(timeout=30) == ["skipped", "skipped"]
-    assert chord([twin, twin], echo).delay().get(timeout=30) is None
+    assert chain(duplicate, echo).delay().get(timeout=30) is None
+    assert group(duplicate, duplicate).delay().get(timeout=30) == ["skipped", "skipped"]
+    assert chord([duplicate, duplicate], echo).delay().get(timeout=30) is None
 
 
 def test_a_message_that_is_delivered_twice_adopts_its_lock_once(
@@ -356,7 +356,7 @@ def test_a_task_published_during_publishing_does_not_carry_the_lock_id(worker_ap
 
     before_task_publish.connect(publish_another, sender="worker_app.unique")
     try:
-        worker_app.unique.apply_async((scene.name,), queue=f"nobody-{scene.name}")
+        worker_app.unique.apply_async((scene.name,), queue=f"unserved-{scene.name}")
     finally:
         before_task_publish.disconnect(publish_another, sender="worker_app.unique")
     assert header_in(broker, aside) == [None]

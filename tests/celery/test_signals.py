@@ -19,47 +19,47 @@ from syncguard_celery import (
 
 
 def test_signals_have_task_key_hash_fence_and_times(app, syncguard_backend):
-    told = []
+    received = []
 
     def receiver(signal=None, **facts):
-        told.append((signal.name, facts))
+        received.append((signal.name, facts))
 
     signals = (task_lock_acquired, task_lock_contended, task_lock_lost, task_lock_released)
     for signal in signals:
         signal.connect(receiver)
 
-    @locked_task(app=app, name="told", key="told", on_contention="skip")
+    @locked_task(app=app, name="received", key="received", on_contention="skip")
     def task():
         return None
 
     try:
         task.apply(task_id="the-id")
-        with syncguard_backend.acquire("told", 20_000):
+        with syncguard_backend.acquire("received", 20_000):
             task.apply(task_id="other-id")
     finally:
         for signal in signals:
             signal.disconnect(receiver)
-    names = [name for name, _ in told]
+    names = [name for name, _ in received]
     assert names == ["task_lock_acquired", "task_lock_released", "task_lock_contended"]
-    acquired, released, contended = (facts for _, facts in told)
+    acquired, released, contended = (facts for _, facts in received)
     for facts in (acquired, released):
-        assert facts["sender"].name == facts["task_name"] == "told"
+        assert facts["sender"].name == facts["task_name"] == "received"
         assert facts["task_id"] == "the-id"
-        assert facts["key_hash"] == syncguard_backend.hash("told")
+        assert facts["key_hash"] == syncguard_backend.hash("received")
         assert facts["fence"] == "000000000000001"
         assert facts["waited_ms"] >= 0
     assert released["held_ms"] >= 0
     assert (contended["task_id"], contended["policy"]) == ("other-id", "skip")
-    assert contended["key_hash"] == syncguard_backend.hash("told")
+    assert contended["key_hash"] == syncguard_backend.hash("received")
     assert contended["fence"] == "000000000000002"
 
 
 def test_a_lost_lock_sends_a_signal_and_is_logged(app, syncguard_backend, caplog):
     lost = threading.Event()
-    told = []
+    received = []
 
     def receiver(signal=None, **facts):
-        told.append((signal.name, facts["key_hash"], facts["fence"]))
+        received.append((signal.name, facts["key_hash"], facts["fence"]))
         lost.set()
 
     task_lock_lost.connect(receiver)
@@ -78,7 +78,7 @@ def test_a_lost_lock_sends_a_signal_and_is_logged(app, syncguard_backend, caplog
         task_lock_lost.disconnect(receiver)
         task_lock_released.disconnect(receiver)
     # A lost lock is not released, so there is no task_lock_released.
-    assert told == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
+    assert received == [("task_lock_lost", syncguard_backend.hash("lost"), "000000000000001")]
     (line,) = [record.message for record in caplog.records if "lost its lock" in record.message]
     assert " held " in line
     assert "waited" not in line, "it is not known, so it is not logged"
