@@ -1,8 +1,8 @@
-"""The admin page: every live lock, and a way to free one whose holder is gone for good.
+"""The admin page: lists the live locks, and releases one whose holder no longer runs.
 
-Seeing needs the permission ``view_lock``, releasing also ``release_lock``. Nothing here shows or
-stores a lock id, nor a raw key unless ``SHOW_KEYS`` and the permission ``view_lock_key`` allow it;
-a key that is searched comes by POST and leaves as a hash.
+Viewing needs the permission ``view_lock``, releasing also ``release_lock``. Nothing here shows or
+stores a lock id, nor a raw key unless ``SHOW_KEYS`` and the permission ``view_lock_key`` allow it.
+A key to search for is sent by POST and hashed before the redirect.
 """
 
 # ruff: noqa: ARG002 - the signatures are Django's
@@ -27,7 +27,13 @@ from django.utils.translation import gettext_lazy
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 
 from syncguard_django import force_release, live_locks
-from syncguard_django.admin_cells import cell, running, shown_fence, shown_hash, shown_holder
+from syncguard_django.admin_cells import (
+    cell,
+    running_duration,
+    shown_fence,
+    shown_hash,
+    shown_holder,
+)
 from syncguard_django.admin_changelist import ALIAS_PARAMETER, LockChangeList
 from syncguard_django.admin_find_form import FindByKeyForm
 from syncguard_django.configured_backends import locks
@@ -42,14 +48,14 @@ else:
 
 COLUMNS: Final = ("key", "raw_key", "alias", "holder_label", "expires_in", "held_for", "number")
 HOLDER_PARAMETERS: Final = ("using", "key_hash", "fence", "lock_id_hash", "acquired_at_ms")
-"""What names one holder: the alias, the three that are compared, and when it acquired the lock,
-by which a backend finds it among many."""
+"""What identifies one holder: the alias, the three values that are compared, and the time when it
+acquired the lock, which helps a backend to find it among many."""
 
 _CHANGE_LIST: Final = "syncguard_django_lock_changelist"
 _FIND: Final = "syncguard_django_lock_find"
 _RELEASE: Final = "syncguard_django_lock_release"
 _FILTERS: Final = "_changelist_filters"
-"""Django's own name for the query of the list that a page was opened from."""
+"""Django's parameter with the query of the change list that the page was opened from."""
 
 
 class AliasFilter(admin.SimpleListFilter):
@@ -74,14 +80,14 @@ class LockAdmin(_LockModelAdmin):
     list_per_page = 100
     search_fields = ("key_hash", "lock_id_hash", "holder")
     search_help_text = gettext_lazy(
-        # django-unfold shows about forty letters of it: the warning is among them.
-        "Search a hash or a holder, never a key: it would be in the address, and “Find by key”"
-        " hashes it first. The beginning of a hash is enough."
+        # django-unfold shows only the first forty letters: they contain the warning.
+        "Search a hash or a holder, never a key: the key would be in the address. Use “Find by"
+        " key” for a key. The beginning of a hash is enough."
     )
     ordering = ("expires_at_ms",)
     show_facets = admin.ShowFacets.NEVER
     actions = None
-    # Not False: without it, Django's template adds an inline style, which a strict
+    # Must be True: otherwise Django's template adds an inline style, which a strict
     # Content-Security-Policy forbids.
     actions_on_top = True
 
@@ -101,23 +107,23 @@ class LockAdmin(_LockModelAdmin):
         return False
 
     def has_release_permission(self, request: HttpRequest) -> bool:
-        """A permission of its own; and only what can be seen can be released."""
+        """Releasing needs its own permission, and the permission to view."""
         user = request.user
         return self.has_view_permission(request) and user.has_perm("syncguard_django.release_lock")
 
     def has_view_key_permission(self, request: HttpRequest) -> bool:
-        """Off unless an alias has ``SHOW_KEYS``."""
+        """False unless an alias has ``SHOW_KEYS``."""
         shown = any(alias.show_keys for alias in configuration().aliases.values())
         return shown and request.user.has_perm("syncguard_django.view_lock_key")
 
     # -- the list -----------------------------------------------------------------------------
 
     def get_urls(self) -> list[URLPattern]:
-        # Not the inherited ones: there is nothing to add, to change or to delete.
+        # Without the inherited URLs: locks cannot be added, changed or deleted here.
         view = self.admin_site.admin_view
         release = view(self.release_view)
         for database in connections:
-            # The audit must be committed before the lock is freed, also under ATOMIC_REQUESTS.
+            # The audit must be committed before the lock is released, also with ATOMIC_REQUESTS.
             release = transaction.non_atomic_requests(database)(release)
         return [
             path("", view(self.changelist_view), name=_CHANGE_LIST),
@@ -164,11 +170,11 @@ class LockAdmin(_LockModelAdmin):
 
     @admin.display(description=gettext_lazy("expires in"), ordering="expires_at_ms")
     def expires_in(self, row: Lock) -> SafeString:
-        return cell(_("expires in"), running(row.remaining_ms, "remaining"))
+        return cell(_("expires in"), running_duration(row.remaining_ms, "remaining"))
 
     @admin.display(description=gettext_lazy("held for"), ordering="-acquired_at_ms")
     def held_for(self, row: Lock) -> SafeString:
-        return cell(_("held for"), running(row.held_ms, "held"))
+        return cell(_("held for"), running_duration(row.held_ms, "held"))
 
     @admin.display(description=gettext_lazy("fence"), ordering="fence")
     def number(self, row: Lock) -> SafeString:
@@ -189,7 +195,7 @@ class LockAdmin(_LockModelAdmin):
     @method_decorator(sensitive_post_parameters("key"))
     @method_decorator(sensitive_variables("form", "key"))
     def find_view(self, request: HttpRequest) -> HttpResponse:
-        """Hash a raw key and go to its hash: no key in an address, a log or a page."""
+        """Hash a raw key and redirect to its hash: no key in an address, a log or a page."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_view_permission(request):
@@ -199,47 +205,48 @@ class LockAdmin(_LockModelAdmin):
             messages.error(request, _("Choose an alias and type a key."))
             return redirect(self._list_url(request))
         using, key = form.cleaned_data["using"], form.cleaned_data["key"]
-        answer = live_locks.attempt(using, lambda: live_locks.lookup(using, key=key))
-        if isinstance(answer, Failure):
-            _say_failed(request, answer)
+        result = live_locks.attempt(using, lambda: live_locks.lookup(using, key=key))
+        if isinstance(result, Failure):
+            _show_failure(request, result)
             return redirect(self._list_url(request))
         key_hash = live_locks.hash_of(using, key)
-        if answer is None:
+        if result is None:
             text = _("Nobody holds the lock of that key. Its hash is %(hash)s.")
             messages.info(request, text % {"hash": key_hash})
         else:
             text = _("The lock of that key is held: fence %(fence)s, holder %(holder)s.")
-            holder = answer.lock.info.holder or _("not named")
-            messages.info(request, text % {"fence": answer.lock.short_fence, "holder": holder})
+            holder = result.lock.info.holder or _("not named")
+            messages.info(request, text % {"fence": result.lock.short_fence, "holder": holder})
         url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
         return redirect(f"{url}?{urlencode({'using': using, 'q': key_hash})}")
 
     # -- force-release ------------------------------------------------------------------------
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask first (GET), then free the lock of the very holder that was shown (POST)."""
+        """GET shows a confirmation. POST releases the lock if the shown holder still holds it."""
         if not self.has_release_permission(request):
             raise PermissionDenied
         if request.method not in ("GET", "HEAD", "POST"):
             return HttpResponseNotAllowed(["GET", "POST"])
         values = request.POST if request.method == "POST" else request.GET
-        marks = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
-        is_complete = all(marks.values()) and marks["acquired_at_ms"].isdecimal()
-        if not is_complete or marks["using"] not in locks:
+        holder_values = {name: values.get(name, "") for name in HOLDER_PARAMETERS}
+        is_complete = all(holder_values.values()) and holder_values["acquired_at_ms"].isdecimal()
+        using = holder_values["using"]
+        if not is_complete or using not in locks:
             raise Http404
-        answer = live_locks.attempt(marks["using"], lambda: live_locks.find(**marks))
-        if isinstance(answer, Failure):
-            _say_failed(request, answer)
-        elif answer is None:
-            _say_gone(request)
+        result = live_locks.attempt(using, lambda: live_locks.find(**holder_values))
+        if isinstance(result, Failure):
+            _show_failure(request, result)
+        elif result is None:
+            _show_no_longer_held(request)
         elif request.method == "POST":
-            self._release(request, answer)
+            self._release(request, result)
         else:
-            return self._confirmation(request, answer, marks)
+            return self._confirmation(request, result, holder_values)
         return redirect(self._list_url(request))
 
     def _confirmation(
-        self, request: HttpRequest, holder: Holder, marks: dict[str, str]
+        self, request: HttpRequest, holder: Holder, holder_values: dict[str, str]
     ) -> HttpResponse:
         request.current_app = self.admin_site.name
         lock = holder.lock
@@ -254,9 +261,9 @@ class LockAdmin(_LockModelAdmin):
             "raw_key": lock.key if self.has_view_key_permission(request) else None,
             "fence": shown_fence(lock.info.fence),
             "holder": shown_holder(lock.info.holder or "-"),
-            "held_for": running(lock.held_ms, "held"),
-            "expires_in": running(lock.remaining_ms, "remaining"),
-            "holder_fields": marks,
+            "held_for": running_duration(lock.held_ms, "held"),
+            "expires_in": running_duration(lock.remaining_ms, "remaining"),
+            "holder_fields": holder_values,
             "release_url": f"{action}?{filters}" if filters else action,
             "list_url": self._list_url(request),
         }
@@ -267,9 +274,9 @@ class LockAdmin(_LockModelAdmin):
         user = request.user
         outcome = force_release.release(holder, force_release.Actor(user.get_username(), user.pk))
         if isinstance(outcome, Failure):
-            _say_failed(request, outcome)
+            _show_failure(request, outcome)
         elif not outcome:
-            _say_gone(request)
+            _show_no_longer_held(request)
         else:
             text = _("Released the lock %(hash)s (fence %(fence)s).")
             lock = holder.lock
@@ -277,21 +284,21 @@ class LockAdmin(_LockModelAdmin):
             messages.success(request, text % facts)
 
     def _list_url(self, request: HttpRequest) -> str:
-        """The list as it was when this page was opened from it."""
+        """The change list, with the filters that it had when this page was opened from it."""
         url = reverse(f"{self.admin_site.name}:{_CHANGE_LIST}")
         filters = request.GET.get(_FILTERS)
         return f"{url}?{filters}" if filters else url
 
 
-def _say_failed(request: HttpRequest, failure: Failure) -> None:
+def _show_failure(request: HttpRequest, failure: Failure) -> None:
     messages.error(request, _("Alias %(failure)s") % {"failure": failure})
 
 
-def _say_gone(request: HttpRequest) -> None:
+def _show_no_longer_held(request: HttpRequest) -> None:
     messages.warning(
         request,
         _(
-            "Nothing was released: the holder that was shown does not hold the lock any more."
-            " It has let go, its time ran out, or another holder has the lock now."
+            "Nothing was released: the holder that was shown no longer holds the lock."
+            " It released the lock, the lock expired, or another holder has the lock now."
         ),
     )

@@ -1,7 +1,7 @@
 """The cells of the admin page: one value each, as HTML.
 
-Each begins with its label, which only a narrow screen shows: there a lock is a card, without the
-headings of the columns.
+Each begins with its label. Only a narrow screen shows the labels: there each lock is a card, and
+the column headings are hidden.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ def cell(label: object, content: object) -> SafeString:
 
 
 def shown_hash(value: str) -> SafeString:
-    """A hash, which the style sheet may cut short; then its title has it whole."""
+    """A hash. The style sheet may shorten it; the title has all of it."""
     return format_html('<code class="syncguard-hash" title="{}">{}</code>', value, value)
 
 
 def shown_holder(label: str) -> SafeString:
-    """A label, which breaks before the process and the host if it is too long for a line."""
+    """A holder label. A long one wraps before the process and before the host."""
     parts = re.split(r"(?=[@(\[])", label)
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 def shown_fence(fence: str) -> SafeString:
-    """Without leading zeros; the title has the whole."""
+    """Without leading zeros; the title has all digits."""
     return format_html(
         '<span class="syncguard-fence" title="{}">{}</span>', fence, fence.lstrip("0") or "0"
     )
 
 
-def running(ms: int, direction: str) -> SafeString:
-    """A duration that ``locks.js`` keeps running."""
+def running_duration(ms: int, direction: str) -> SafeString:
+    """A duration that ``locks.js`` keeps up to date."""
     return format_html(
         '<span class="syncguard-duration" data-syncguard-{}-ms="{}">{}</span>',
         direction,
@@ -54,5 +54,5 @@ def running(ms: int, direction: str) -> SafeString:
 
 
 def words() -> Words:
-    """In the language of the page."""
+    """The words of durations in the language of the page."""
     return Words(_("under 1 s"), pgettext("unit: days", "d"))

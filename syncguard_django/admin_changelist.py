@@ -1,7 +1,7 @@
 """The change list of the admin page: Django's own, filled from backends instead of a database.
 
-Soonest-to-expire first is the order of backends: then only one page is read. Any other order, and a
-search, reads up to ``LISTED_AT_MOST`` locks of each alias.
+Backends list the locks that expire soonest first: in this order only one page is read. Any other
+order, and a search, reads up to ``LISTED_AT_MOST`` locks of each alias.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SORT_KEYS: Final[dict[str, Callable[[LiveLock], str | int]]] = {
 
 
 class LockChangeList(ChangeList):
-    """Answers what Django's templates ask of a change list, without any SQL."""
+    """Provides what Django's templates need of a change list, without any SQL."""
 
     listing: Listing
     searched_at_most: int | None
@@ -55,24 +55,24 @@ class LockChangeList(ChangeList):
 
     @property
     def count_is_unknown(self) -> bool:
-        """No alias answered: then zero would be a lie."""
+        """No alias answered, so the page must not show zero."""
         return len(self.listing.failures) == len(self._aliases())
 
     def _read_one_page(self) -> None:
         self.searched_at_most = None
-        asked = max(1, self.page_num) - 1
+        requested = max(1, self.page_num) - 1
         self.listing = live_locks.page(
-            self._aliases(), self.list_per_page, asked * self.list_per_page
+            self._aliases(), self.list_per_page, requested * self.list_per_page
         )
         start = self._turn_to_page(self.listing.total)
-        if start != asked * self.list_per_page:
+        if start != requested * self.list_per_page:
             self.listing = live_locks.page(self._aliases(), self.list_per_page, start)
         self.result_list = list(map(row_of, self.listing.locks))
 
     def _turn_to_page(self, count: int) -> int:
-        """Turn to the page that was asked for; how many locks lie before it."""
+        """Select the requested page. Returns how many locks are on the pages before it."""
         self.paginator = Paginator(range(count), self.list_per_page)
-        # A page that vanished while it was shown is no error: locks come and go.
+        # A page that no longer exists is no error: the number of locks changes all the time.
         self.page_num = min(max(1, self.page_num), self.paginator.num_pages)
         self.result_count = count
         self.multi_page = count > self.list_per_page
@@ -100,7 +100,7 @@ class LockChangeList(ChangeList):
 
 
 def matches(lock: LiveLock, query: str) -> bool:
-    """Whether a lock is what somebody searched: by the beginning of a hash, or by its holder."""
+    """Whether a lock matches a search: by the beginning of a hash, or by its holder."""
     wanted = query.strip().lower()
     info = lock.info
     return (

@@ -1,4 +1,4 @@
-"""The form of the admin page: a raw key, on its way to becoming a hash."""
+"""The form of the admin page that finds a lock by its raw key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from syncguard_django.configured_backends import locks
 
 
 class FindByKeyForm(forms.Form):
-    """Which alias, and which key. With one alias there is nothing to choose."""
+    """Which alias, and which key. With only one alias the choice is hidden."""
 
     using = forms.ChoiceField(label=gettext_lazy("Alias"))
     key = forms.CharField(

@@ -1,4 +1,4 @@
-"""System checks: what can be known of the settings without asking any server.
+"""System checks of the settings. They connect to no server.
 
 ``docs/reference/django-checks.md`` lists the ids.
 """
@@ -39,8 +39,8 @@ _WARNING_IDS: Final[dict[FindingKind, str]] = {
     "plaintext": "syncguard.W010",
     "no-password": "syncguard.W011",
 }
-_OTHER: Final = "syncguard.W006"
-_INSTALL: Final = "Install the package that BACKEND belongs to, or correct the path."
+_OTHER_WARNING_ID: Final = "syncguard.W006"
+_INSTALL_HINT: Final = "Install the package that BACKEND belongs to, or correct the path."
 
 
 def check_settings(**_kwargs: Any) -> Sequence[CheckMessage]:
@@ -53,45 +53,55 @@ def check_settings(**_kwargs: Any) -> Sequence[CheckMessage]:
             for problems in config.problems.values()
             for problem in problems
         ),
-        *(message for alias in aliases for message in _unusable(alias)),
-        *(message for pair in combinations(aliases, 2) for message in _overlapping(*pair)),
-        *(message for alias in aliases for message in _found(alias, in_production=False)),
-        *(message for alias in aliases for message in _short(alias)),
+        *(message for alias in aliases for message in _backend_errors(alias)),
+        *(message for pair in combinations(aliases, 2) for message in _overlap_warnings(*pair)),
+        *(
+            message
+            for alias in aliases
+            for message in _location_warnings(alias, in_production=False)
+        ),
+        *(message for alias in aliases for message in _short_ttl_warnings(alias)),
     ]
 
 
 def check_deployment(**_kwargs: Any) -> Sequence[CheckMessage]:
     """For ``manage.py check --deploy``: would this be right in production?"""
-    return [message for alias in configuration().aliases.values() for message in _careless(alias)]
+    return [
+        message
+        for alias in configuration().aliases.values()
+        for message in _production_warnings(alias)
+    ]
 
 
 def _hint_of(problem: Problem) -> str | None:
-    return _INSTALL if problem.kind == "import" else problem.hint
+    return _INSTALL_HINT if problem.kind == "import" else problem.hint
 
 
-def _unusable(alias: AliasSettings) -> Iterator[CheckMessage]:
+def _backend_errors(alias: AliasSettings) -> Iterator[CheckMessage]:
     try:
         make_backend(alias)
     except ImproperlyConfigured as error:
         yield Error(str(error), id="syncguard.E003")
 
 
-def _found(alias: AliasSettings, *, in_production: bool) -> Iterator[CheckMessage]:
-    """What the class of the backend says of its settings."""
+def _location_warnings(alias: AliasSettings, *, in_production: bool) -> Iterator[CheckMessage]:
+    """What the backend class found in its settings."""
     for finding in alias.location.findings:
         if finding.in_production is in_production:
             text = f'{SETTING}["{alias.alias}"] {finding.text}'
-            yield Warning(text, hint=finding.hint, id=_WARNING_IDS.get(finding.kind, _OTHER))
+            yield Warning(
+                text, hint=finding.hint, id=_WARNING_IDS.get(finding.kind, _OTHER_WARNING_ID)
+            )
 
 
-def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMessage]:
+def _overlap_warnings(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMessage]:
     if one.location.store is None or one.location.store != other.location.store:
         return
     shorter, longer = sorted((_with_colon(one.key_prefix), _with_colon(other.key_prefix)), key=len)
     if longer.startswith(shorter):
         yield Warning(
-            f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] use one store of locks,'
-            " and their KEY_PREFIX values overlap: a lock of one can be a lock of the other.",
+            f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] use the same store,'
+            " and their KEY_PREFIX values overlap: a lock of one can also be a lock of the other.",
             hint="Give each a KEY_PREFIX that does not begin with the other's.",
             id="syncguard.W001",
         )
@@ -99,33 +109,33 @@ def _overlapping(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMess
         yield Warning(
             f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] show the same locks under'
             " different hashes.",
-            hint="Give both the same HASH_SECRET, as every service that shares these locks.",
+            hint="Use one HASH_SECRET for both, and in every service that shares these locks.",
             id="syncguard.W003",
         )
 
 
-def _short(alias: AliasSettings) -> Iterator[CheckMessage]:
+def _short_ttl_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
     if alias.ttl_ms < SHORT_TTL_MS:
         yield Warning(
-            f'{SETTING}["{alias.alias}"]["TTL_MS"] is below one second. It is milliseconds.',
+            f'{SETTING}["{alias.alias}"]["TTL_MS"] is below one second. The unit is milliseconds.',
             hint="30 seconds are 30_000.",
             id="syncguard.W005",
         )
 
 
-def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
+def _production_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
     where = f'{SETTING}["{alias.alias}"]'
-    yield from _found(alias, in_production=True)
+    yield from _location_warnings(alias, in_production=True)
     if alias.key_prefix == DEFAULT_KEY_PREFIX:
         yield Warning(
-            f"{where} uses the default KEY_PREFIX: another project on the same server may, too.",
+            f"{where} uses the default KEY_PREFIX: another project on the same server may too.",
             hint="Set KEY_PREFIX to the name of the project.",
             id="syncguard.W012",
         )
     if alias.hash_secret is None:
         yield Warning(
             f"{where} shows the specification's hashes: short keys can be guessed from them, and"
-            " those of neighbouring keys look alike.",
+            " the hashes of similar keys look alike.",
             hint="Remove HASH_SECRET: None, or set it to a long random value, the same in every"
             " service that shares these locks.",
             id="syncguard.W013",
@@ -140,7 +150,7 @@ def _careless(alias: AliasSettings) -> Iterator[CheckMessage]:
 
 
 def _bytes(secret: str | bytes | None) -> bytes | None:
-    """``"pepper"`` and ``b"pepper"`` make the same hashes."""
+    """``"pepper"`` and ``b"pepper"`` produce the same hashes."""
     return secret.encode() if isinstance(secret, str) else secret
 
 

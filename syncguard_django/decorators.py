@@ -1,8 +1,8 @@
 """``locked``: a lock around a function or a view, plain or ``async def``.
 
-A view is what is called with an ``HttpRequest``. If it cannot get its lock, it answers
-423 Locked with Retry-After; any other function raises ``AcquisitionTimeout``. The transactions
-that ATOMIC_REQUESTS asks for are opened inside the lock.
+A view is a function that is called with an ``HttpRequest``. If it cannot acquire its lock, the
+response is 423 Locked with Retry-After; any other function raises ``AcquisitionTimeout``. With
+ATOMIC_REQUESTS, the transactions are opened inside the lock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from asgiref.sync import iscoroutinefunction
 from syncguard import Acquisition, LockError, OnLost
 from syncguard.key_templates import key_of
 from syncguard.short_ttl import warn_of_short_ttl
-from syncguard_django.deferred_locks import finished
+from syncguard_django.deferred_locks import require_finished
 from syncguard_django.holder_label import label_of
 from syncguard_django.locked_response import refusal
 from syncguard_django.locking import alock, lock
-from syncguard_django.retry_after import ask, ask_async, retry_after_s
+from syncguard_django.retry_after import lookup_or_none, lookup_or_none_async, retry_after_s
 from syncguard_django.settings import DEFAULT_ALIAS, Until, configuration
 from syncguard_django.view_transactions import (
     RequestTransactions,
@@ -76,7 +76,11 @@ def locked(
         wrapped: Callable[..., Any]
         if iscoroutinefunction(function):
             if until == "transaction":
-                raise LockError("InvalidArgument", "the lock of an async def ends with its block")
+                raise LockError(
+                    "InvalidArgument",
+                    "until='transaction' is not possible for an async def: its lock is released at"
+                    " the end of the call",
+                )
             wrapped = functools.wraps(function)(_locked_async(function, find_key, options))
         else:
             more = {**options, "until": until}
@@ -96,25 +100,25 @@ def _locked(
         transactions = RequestTransactions(request)
         aliases = transactions.to_open()
         warned = options["until"] != "block" and transactions.warn_if_open(function)
-        taken = lock(key, **_named(options, function))
+        new_lock = lock(key, **_with_holder(options, function))
         warn_of_short_ttl(_ttl_ms(options), function)
         with ExitStack() as stack:
             try:
-                held = stack.enter_context(taken.without_warning() if warned else taken)
+                held = stack.enter_context(new_lock.without_warning() if warned else new_lock)
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or request is None:
                     raise
-                seconds = retry_after_s(ask(key, options["using"]), _ttl_ms(options))
+                seconds = retry_after_s(lookup_or_none(key, options["using"]), _ttl_ms(options))
                 return refusal(function, args, kwargs, seconds)
             if not aliases:
-                return finished(function(*args, **kwargs))
-            # Left inside the transaction, the lock is released after the commit and before the
-            # hooks of on_commit: a task that one of them publishes may need it.
+                return require_finished(function(*args, **kwargs))
+            # The lock's block ends inside the transaction. So the lock is released after the commit
+            # and before the on_commit hooks: a task that a hook publishes may need the lock.
             with (
                 transactions.opened(aliases, held),
-                stack.pop_all() if taken.until == "transaction" else nullcontext(),
+                stack.pop_all() if new_lock.until == "transaction" else nullcontext(),
             ):
-                return finished(function(*args, **kwargs))
+                return require_finished(function(*args, **kwargs))
 
     return locked
 
@@ -124,23 +128,23 @@ def _locked_async(
 ) -> Callable[..., Any]:
     async def locked(*args: Any, **kwargs: Any) -> Any:
         key = find_key(*args, **kwargs)
-        taken = alock(key, **_named(options, function))
+        new_lock = alock(key, **_with_holder(options, function))
         warn_of_short_ttl(_ttl_ms(options), function)
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(taken)
+                await stack.enter_async_context(new_lock)
             except LockError as error:
                 if error.code != "AcquisitionTimeout" or request_of(args, kwargs) is None:
                     raise
-                info = await ask_async(key, options["using"])
+                info = await lookup_or_none_async(key, options["using"])
                 return refusal(function, args, kwargs, retry_after_s(info, _ttl_ms(options)))
-            return finished(await function(*args, **kwargs))
+            return require_finished(await function(*args, **kwargs))
 
     return locked
 
 
-def _named(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """With a holder: now, because the process may be a child that was forked since."""
+def _with_holder(options: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Add the holder label at the call, not at decoration: the process may have forked since."""
     return {**options, "holder": options["holder"] or label_of(function)}
 
 

@@ -1,9 +1,9 @@
-"""Locks that are left inside an open transaction: held, and extended, until it has ended.
+"""Locks whose block ended inside an open transaction: held, and extended, until it has ended.
 
-A lock waits for every transaction that was open in its thread when its block ended, whatever the
-database: each of them may hold writes that only the lock protects. Taken again meanwhile by the
-same thread, it is entered again with the same fence. In a forked child nothing is released, and
-nothing is entered again: the locks are the parent's.
+A lock waits for every transaction that was open in its thread when its block ended, in any
+database: each of them may contain writes that only the lock protects. If the same thread acquires
+the lock again before that, it enters the same lock again, with the same fence. A forked child
+releases nothing and enters nothing again: the locks belong to the parent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from syncguard_django.transaction_end import TransactionEnd, end_of_transaction
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MANY: Final = 1_000
-_STREAMED: Final = (
-    "the body of a streaming response is made after the lock is released: return a whole response,"
-    " or use lock() inside the generator that makes the body"
+_MANY_LOCKS: Final = 1_000
+_STREAMING_REFUSED: Final = (
+    "the body of a streaming response is produced after the lock is released: return a complete"
+    " response, or use lock() inside the generator that produces the body"
 )
 _logger: Final = logging.getLogger("syncguard")
 
@@ -42,16 +42,16 @@ _Slot = tuple[int, str]
 """The identity of the backend, and the key."""
 
 
-class _Here(threading.local):
+class _ThreadLocks(threading.local):
     def __init__(self) -> None:
         self.locks: dict[_Slot, DeferredLock] = {}
 
 
-_here: Final = _Here()
+_of_this_thread: Final = _ThreadLocks()
 
 
 class DeferredLock:
-    """One lock, whose block has ended, and the transactions that it waits for."""
+    """One lock whose block has ended, and the transactions that it waits for."""
 
     def __init__(
         self, late: LateRelease, slot: _Slot, on_loss: Callable[[Held], object] | None
@@ -59,7 +59,7 @@ class DeferredLock:
         self.late = late
         self.on_loss = on_loss
         self._slot = slot
-        self._home = _here.locks
+        self._locks_of_thread = _of_this_thread.locks
         self._ends: list[TransactionEnd] = []
 
     @property
@@ -68,32 +68,32 @@ class DeferredLock:
         return not held.in_forked_child and held.lost
 
     def wait_for(self, transactions: list[Connection]) -> None:
-        """Stay until these have ended, too."""
+        """Hold the lock until these transactions have ended too."""
         ends = [end_of_transaction(connection, _ended) for connection in transactions]
         new = [end for end in ends if end not in self._ends]
         for end in new:
             self._ends.append(end)
             end.waiting.append(self)
-        # Last: an interrupt before this must not leave a lock to be entered that nobody releases.
-        self._home[self._slot] = self
-        if any(len(end.waiting) == _MANY for end in new):
-            warn_at_call_site(MANY.format(count=_MANY))
+        # Last: after an interrupt before this line, no code may enter a lock that nothing releases.
+        self._locks_of_thread[self._slot] = self
+        if any(len(end.waiting) == _MANY_LOCKS for end in new):
+            warn_at_call_site(MANY.format(count=_MANY_LOCKS))
 
     @property
     def is_waiting(self) -> bool:
         return bool(self._ends)
 
     def ended(self, end: TransactionEnd) -> bool:
-        """One of them has. True: it was the last."""
+        """One of the transactions has ended. True: it was the last one."""
         self._ends.remove(end)
-        if not self._ends and self._home.get(self._slot) is self:
-            del self._home[self._slot]
+        if not self._ends and self._locks_of_thread.get(self._slot) is self:
+            del self._locks_of_thread[self._slot]
         return not self._ends
 
 
 def deferred_lock(slot: _Slot) -> DeferredLock | None:
     """The lock that this thread holds already, because a transaction has not ended yet."""
-    found = _here.locks.get(slot)
+    found = _of_this_thread.locks.get(slot)
     return None if found is None or found.late.held.in_forked_child else found
 
 
@@ -101,7 +101,7 @@ def _defer(lock: DeferredLock, transactions: list[Connection]) -> None:
     try:
         lock.wait_for(transactions)
     except BaseException:
-        if not lock.is_waiting:  # interrupted: nobody else would release it
+        if not lock.is_waiting:  # interrupted: nothing else would release it
             release_together([lock.late])
         raise
 
@@ -110,13 +110,13 @@ def _ended(end: TransactionEnd, waiting: list[DeferredLock], committed: bool) ->
     done = [one for one in waiting if one.ended(end)]
     on_loss = {id(one.late.held): one.on_loss for one in done}
     for held in release_together(one.late for one in done):
-        tell = on_loss[id(held)]
-        if tell is not None:
-            tell(held)
+        report_loss = on_loss[id(held)]
+        if report_loss is not None:
+            report_loss(held)
         if committed:
             _logger.error(
-                "a lock was lost before the transaction that it protects was committed; the"
-                " transaction is committed, and was not protected to the end"
+                "A lock was lost before the transaction that it protects was committed. The"
+                " transaction is committed, and was not protected to the end."
             )
 
 
@@ -136,18 +136,18 @@ class TransactionLock:
         self.until = until
         self._on_loss = on_loss
         self._warns = until == "transaction"
-        self._again: tuple[DeferredLock, AbstractContextManager[Held]] | None = None
+        self._entered_again: tuple[DeferredLock, AbstractContextManager[Held]] | None = None
         self._held: Held | None = None
 
     def without_warning(self) -> TransactionLock:
-        """For a caller that has warned of the order already."""
+        """For a caller that has already warned about the order."""
         self._warns = False
         return self
 
     def __enter__(self) -> Held:
         refuse_in_event_loop()
         deferred = deferred_lock(self._slot)
-        # Inside a block of this very lock the core decides: an error, or ``reentrant``.
+        # Inside a block of the same lock the core decides: an error, or ``reentrant``.
         if deferred is None or held_here(deferred.late.backend, self._slot[1]) is not None:
             if deferred is None and self._warns:
                 _warn_after_a_query()
@@ -155,7 +155,7 @@ class TransactionLock:
             return self._held
         again = deferred.late.enter_again()
         held = again.__enter__()
-        self._again = deferred, again
+        self._entered_again = deferred, again
         return held
 
     def __exit__(
@@ -164,7 +164,7 @@ class TransactionLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        again, self._again = self._again, None
+        again, self._entered_again = self._entered_again, None
         if again is not None:
             deferred, block = again
             try:
@@ -188,12 +188,12 @@ class TransactionLock:
         return open_transactions() if self.until == "transaction" else []
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        self._lock(function)  # refuses what cannot be locked
+        self._lock(function)  # raises for functions that cannot be locked
 
         @functools.wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with TransactionLock(self._make, self._slot, self.until, self._on_loss):
-                return finished(function(*args, **kwargs))
+                return require_finished(function(*args, **kwargs))
 
         return locked
 
@@ -205,10 +205,12 @@ def slot_of(backend: object, key: str) -> _Slot:
     return id(backend), normalize_and_validate_key(key)
 
 
-def finished(result: R) -> R:
-    """What a locked function returned, unless that is a body which has yet to run."""
-    if isinstance(result, StreamingHttpResponse) and not _is_of_a_file(result):
-        raise LockError("InvalidArgument", _STREAMED)  # not closed: that would end the request
+def require_finished(result: R) -> R:
+    """The result of a locked function. Raises if code of the function still has to run."""
+    if isinstance(result, StreamingHttpResponse) and not _is_file_response(result):
+        raise LockError(
+            "InvalidArgument", _STREAMING_REFUSED
+        )  # closing the response would end the request
     if inspect.iscoroutine(result) or inspect.isgenerator(result):
         result.close()
     elif not inspect.isasyncgen(result):
@@ -220,8 +222,8 @@ def finished(result: R) -> R:
     )
 
 
-def _is_of_a_file(response: StreamingHttpResponse) -> bool:
-    """Whether the body is a file: then none of the user's code runs to make it."""
+def _is_file_response(response: StreamingHttpResponse) -> bool:
+    """Whether the body is a file: then no code of the user runs after the view returned."""
     return getattr(response, "file_to_stream", None) is not None
 
 

@@ -1,4 +1,4 @@
-"""Durations for people. ``locks.js`` says the same in the browser."""
+"""Durations for people. ``locks.js`` formats them the same way in the browser."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Words(NamedTuple):
-    """What differs between languages; s, min and h are the same in all of ours."""
+    """The words that differ between our languages; s, min and h are the same in all of them."""
 
     under_a_second: str
     days: str

@@ -1,6 +1,6 @@
-"""A blocking lock is refused on the thread of an event loop, as Django's ORM refuses queries.
+"""Refuses a blocking lock in the thread of an event loop, as Django's ORM refuses queries.
 
-While ``lock()`` waits there, every other request of the process waits too, and nothing tells.
+While ``lock()`` waits there, every other request of the process waits too, without any message.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 from django.core.exceptions import SynchronousOnlyOperation
 
 _REFUSED: Final = (
-    "lock() would block the event loop, and every other request with it: use `async with alock()`,"
-    " or call the code that locks with sync_to_async."
+    "lock() would block the event loop and every other request in it: use `async with alock()`,"
+    " or call the code that uses lock() with sync_to_async."
 )
 
 
 def refuse_in_event_loop() -> None:
-    """Raise SynchronousOnlyOperation where an event loop runs, unless Django is told not to."""
+    """Raise SynchronousOnlyOperation in an event loop, unless DJANGO_ALLOW_ASYNC_UNSAFE is set."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Force-release: freeing the lock of a holder that an administrator saw, and writing it down.
+"""Force-release: releases the lock of a holder that an administrator saw, and writes an audit log.
 
-The audit comes first, and is committed before the lock is touched: no lock is freed that the log
-does not know of. What came of it is written into the same row afterwards.
+The audit is written and committed before the release: no lock is released without a log entry. The
+result is written into the same row afterwards.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ Outcome = Literal["begun", "released", "gone", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who releases: a name for the log, and an account of this site for the admin's log."""
+    """The user who releases: a name for the log, and an account of this site for the admin's."""
 
     name: str
     user_pk: int | str | None
 
     @property
     def is_in_the_admins_log(self) -> bool:
-        """Whether there will be a row: the admin is installed, and an account is named."""
+        """Whether the admin's log gets a row: the admin is installed, and an account is given."""
         return self.user_pk is not None and apps.is_installed("django.contrib.admin")
 
 
 def release(holder: Holder, actor: Actor) -> bool | Failure:
-    """Free a lock, if this very holder still has it. False: it has not; nothing was changed."""
+    """Release a lock if this holder still holds it. False: it does not; nothing was changed."""
     lock, info = holder.lock, holder.lock.info
     audit = _Audit(lock, actor)
     audit.write("begun")
     try:
         result = locks.inspector(lock.using).release(holder.lock_id)
     except LockError as error:
-        # After a time-out nobody knows whether it happened.
+        # After a time-out it is unknown whether the lock was released.
         audit.write("unknown", error.code)
         return Failure(lock.using, error.code, str(error))
     audit.write("released" if result.ok else "gone")
@@ -69,7 +69,7 @@ class _Audit:
         self._row: LogEntry | None = None
 
     def write(self, outcome: Outcome, code: str = "") -> None:
-        """Committed when this returns. An error of the database is the caller's to see."""
+        """Write, and commit before this returns. Errors of the database reach the caller."""
         info = self._lock.info
         if self._actor.is_in_the_admins_log:
             self._save(outcome, code)
@@ -102,7 +102,7 @@ class _Audit:
 
 
 def _words(outcome: Outcome, lock: LiveLock, code: str) -> tuple[str, str]:
-    """What the admin's list of recent actions says, and the whole."""
+    """The heading for the admin's list of recent actions, and the full text."""
     info = lock.info
     facts = {
         "hash": info.key_hash,
@@ -114,13 +114,13 @@ def _words(outcome: Outcome, lock: LiveLock, code: str) -> tuple[str, str]:
     headings = {
         "begun": _("Release begun: %(hash)s (fence %(fence)s)"),
         "released": _("Released: %(hash)s (fence %(fence)s)"),
-        "gone": _("Not released, it was free: %(hash)s (fence %(fence)s)"),
+        "gone": _("Not released, no longer held: %(hash)s (fence %(fence)s)"),
         "unknown": _("Perhaps released (%(code)s): %(hash)s (fence %(fence)s)"),
     }
     texts = {
         "begun": _("Force-release begun: %(about)s."),
         "released": _("Force-released: %(about)s."),
-        "gone": _("Tried to force-release; the holder had gone: %(about)s."),
+        "gone": _("Tried to force-release; the holder no longer held it: %(about)s."),
         "unknown": _("Tried to force-release (%(code)s): %(about)s."),
     }
     about = _("fence %(fence)s, lock-id hash %(id)s, alias %(alias)s") % facts

@@ -1,8 +1,8 @@
 """The secrets behind the hashes that pages, commands and signals show.
 
-Unless ``HASH_SECRET`` says otherwise, they come from ``SECRET_KEY``: then hashes of neighbouring
-keys look nothing alike, and nobody can guess a short key from its hash. ``SECRET_KEY_FALLBACKS``
-gives the former secrets, so that a hash from an older log still finds its lock.
+Unless ``HASH_SECRET`` is set, they are derived from ``SECRET_KEY``: then the hashes of similar keys
+look different, and nobody can guess a short key from its hash. The former secrets are derived from
+``SECRET_KEY_FALLBACKS``, so that a hash from an older log still finds its lock.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _SALT: Final = "syncguard_django.HASH_SECRET"
 
 @dataclass(frozen=True, slots=True)
 class DerivedSecrets:
-    """What follows from the secret keys of the project. Both empty: it has none."""
+    """Derived from the secret keys of the project. Both are empty if it has none."""
 
     current: bytes | None = field(default=None, repr=False)
     former: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 def derived_secrets() -> DerivedSecrets:
-    """From the settings of the project as they are now."""
+    """Derive them from the current settings of the project."""
     try:
         current = settings.SECRET_KEY
-    except ImproperlyConfigured:  # empty; locks work without, and a check says what is missing
+    except ImproperlyConfigured:  # empty; locks work without it, and a check reports it
         return DerivedSecrets()
     fallbacks = getattr(settings, "SECRET_KEY_FALLBACKS", None) or ()
     return DerivedSecrets(derive(current), tuple(map(derive, fallbacks)))

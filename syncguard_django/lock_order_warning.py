@@ -1,4 +1,4 @@
-"""The warning about locks that are taken inside a transaction, and when it is given."""
+"""The warning about locks that are acquired inside a transaction."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _warned: Final[set[object]] = set()
 
 AFTER_A_QUERY: Final = (
     "lock() was entered inside a transaction that has already run a query: what the transaction"
-    " read before is not protected by the lock. Take the lock first:"
+    " read before is not protected by the lock. Acquire the lock first:"
     " with lock(...), transaction.atomic(): ..."
 )
 MANY: Final = (
-    "one transaction holds {count} locks until it ends: take fewer, or pass until='block' where"
+    "one transaction holds {count} locks until it ends: acquire fewer, or pass until='block' where"
     " a lock need not last until the commit"
 )
 VIEW: Final = (
@@ -29,11 +29,11 @@ VIEW: Final = (
 
 
 class LockOrderWarning(RuntimeWarning):
-    """A lock was taken inside a transaction. The right order is the lock, then the transaction."""
+    """A lock was acquired inside a transaction. The right order: the lock, then the transaction."""
 
 
 def warn_at_call_site(message: str) -> None:
-    """Warn, once for each line of users' code from which this is reached."""
+    """Warn once for each line of the user's code that calls us."""
     frame = _call_site()
     site = (frame.f_code.co_filename, frame.f_lineno, message)
     if site in _warned:
@@ -46,11 +46,11 @@ def warn_at_call_site(message: str) -> None:
         frame.f_globals.get("__name__"),
         source=None,
     )
-    _warned.add(site)  # not before: where warnings are errors, each call must fail
+    _warned.add(site)  # after the warning: if warnings are errors, each call must fail
 
 
 def warn_of_view(view: str) -> None:
-    """Warn, once for each view, that its lock is taken inside the request's transaction."""
+    """Warn once for each view that its lock is acquired inside the request's transaction."""
     if view in _warned:
         return
     warnings.warn(VIEW.format(view=view), LockOrderWarning, stacklevel=2)

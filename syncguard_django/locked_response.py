@@ -1,8 +1,8 @@
-"""What a view answers that cannot get its lock: 423 Locked, and when to come again.
+"""The response of a view that cannot acquire its lock: 423 Locked, with Retry-After.
 
 In a view of Django REST framework it is an exception of that framework, so that the project's
-renderers and its exception handler decide on the form. Without the package nothing of it is
-imported.
+renderers and exception handler produce the response. Projects that do not use the framework never
+import it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncguard_django.retry_after import TEXT
 def refusal(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: int
 ) -> HttpResponseBase:
-    """The answer of this view, which was called with these arguments."""
+    """The response of this view, which was called with these arguments."""
     if "rest_framework.views" in sys.modules:
         from syncguard_django import rest_framework
 

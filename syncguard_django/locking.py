@@ -1,7 +1,7 @@
 """``lock`` and ``alock``: the locks of SyncGuard, with an alias instead of a backend.
 
-They take the defaults of the alias (``TTL_MS``, ``ACQUISITION``, ``HOLD_UNTIL``) where the caller
-names none, and name the function that asks as the holder.
+Arguments that the caller omits come from the alias (``TTL_MS``, ``ACQUISITION``, ``HOLD_UNTIL``).
+The default holder is the name of the calling function.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def lock(
         raise LockError("InvalidArgument", "until must be 'transaction' or 'block'")
     backend = locks[using]
     settings = configuration().of(using)
-    told_of_loss = _signalling(None, using, backend.hash) if settings.telemetry else None
+    send_lost_signal = _with_lost_signal(None, using, backend.hash) if settings.telemetry else None
     if settings.telemetry and (auto_extend or on_lost is not None):
-        on_lost = _signalling(on_lost, using, backend.hash)
+        on_lost = _with_lost_signal(on_lost, using, backend.hash)
     make = partial(
         lock_on,
         backend,
@@ -62,7 +62,9 @@ def lock(
         signal=signal,
         reentrant=reentrant,
     )
-    return TransactionLock(make, slot_of(backend, key), until or settings.hold_until, told_of_loss)
+    return TransactionLock(
+        make, slot_of(backend, key), until or settings.hold_until, send_lost_signal
+    )
 
 
 def alock(
@@ -81,12 +83,13 @@ def alock(
 ) -> AsyncLock:
     """``syncguard.aio.lock`` on the backend of an alias, for ``async with`` in the running loop.
 
-    Its block releases it, whatever ``HOLD_UNTIL`` says: no transaction lasts across an ``await``.
+    The end of its block releases it, for any ``HOLD_UNTIL``: no transaction lasts across an
+    ``await``.
     """
     backend = alocks[using]
     settings = configuration().of(using)
     if settings.telemetry and (auto_extend or on_lost is not None):
-        on_lost = _signalling_async(on_lost, using, backend.hash)
+        on_lost = _with_lost_signal_async(on_lost, using, backend.hash)
     return aio.lock(
         backend,
         key,
@@ -102,11 +105,11 @@ def alock(
     )
 
 
-# A heartbeat that cannot reach Redis gives a lock up by its own clock: no operation, so no event.
-# Therefore whoever is watched for a loss also signals it.
+# A heartbeat that cannot reach the server declares the lock lost by its own clock. That is not an
+# operation, so telemetry has no event for it. Therefore ``on_lost`` sends the signal.
 
 
-def _signalling(
+def _with_lost_signal(
     on_lost: OnLost | None, using: str, hash: Callable[[str], str]
 ) -> Callable[[Held], None]:
     def lost(held: Held) -> None:
@@ -117,7 +120,9 @@ def _signalling(
     return lost
 
 
-def _signalling_async(on_lost: OnLost | None, using: str, hash: Callable[[str], str]) -> OnLost:
+def _with_lost_signal_async(
+    on_lost: OnLost | None, using: str, hash: Callable[[str], str]
+) -> OnLost:
     async def lost(held: Held) -> None:
         sending = async_sender_of_events(using)(loss_of(hash(held.lock_id)))
         if sending is not None:

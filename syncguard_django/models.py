@@ -1,7 +1,7 @@
 """The models: ``Lock``, which has no table, and ``FenceMark``, which has one.
 
-``Lock`` lets the admin show the live locks as a native change list. Its manager never asks a
-database, so that ``dumpdata`` and whatever else walks through all models finds it empty.
+``Lock`` lets the admin show the live locks as a normal change list. Its manager never queries a
+database: ``dumpdata``, and any other code that reads all models, finds it empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _NoRows(models.Manager["Lock"]):
 
 
 class Lock(models.Model):
-    """A live lock, sanitized. Lives in its backend, never in the database."""
+    """A live lock, sanitized. Stored in its backend, never in the database."""
 
     id = models.CharField(primary_key=True, max_length=255)
     using = models.CharField("alias", max_length=255)

@@ -1,7 +1,7 @@
 """Which transactions of this thread are open, and which of them have run a query. No I/O.
 
-A transaction is what production would call one: the blocks that ``TestCase`` opens around a test
-do not count. Nothing here connects to a database.
+Inside a ``TestCase`` the result is as in production: the blocks that ``TestCase`` opens around a
+test do not count. Nothing here connects to a database.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open_transactions() -> list[Connection]:
 
 
 def is_open(connection: Connection) -> bool:
-    """Whether a transaction is open: one of ``atomic()``, or with autocommit off."""
+    """Whether a transaction is open, by ``atomic()`` or because autocommit is off."""
     if connection.in_atomic_block:
         return outermost_block(connection) is not None
     if connection.connection is None or connection.autocommit:
@@ -34,7 +34,7 @@ def is_open(connection: Connection) -> bool:
 
 
 def outermost_block(connection: Connection) -> int | None:
-    """Where in ``atomic_blocks`` the first block is that was not opened by ``TestCase``."""
+    """The position in ``atomic_blocks`` of the first block that ``TestCase`` did not open."""
     blocks: list[Any] = connection.atomic_blocks
     for position, block in enumerate(blocks):
         if not block._from_testcase:
@@ -43,8 +43,8 @@ def outermost_block(connection: Connection) -> int | None:
 
 
 def savepoint_of(connection: Connection, position: int) -> str | None:
-    """The savepoint that the block at this position made, if it made one."""
-    # The outermost block makes none, unless autocommit was off already.
+    """The savepoint that the block at this position created, if any."""
+    # The outermost block creates none, unless autocommit was already off.
     without = len(connection.atomic_blocks) - len(connection.savepoint_ids)
     return connection.savepoint_ids[position - without] if position >= without else None
 
@@ -52,20 +52,20 @@ def savepoint_of(connection: Connection, position: int) -> str | None:
 def has_run_a_query(connection: Connection) -> bool:
     """Whether the open transaction of ``atomic()`` has run a query."""
     for wrapper in connection.execute_wrappers:
-        if isinstance(wrapper, QueryNote):
-            return wrapper.is_about(connection)
+        if isinstance(wrapper, QueryRecorder):
+            return wrapper.has_recorded(connection)
     return False
 
 
-def note_queries(connection: Connection) -> None:
-    """From now on know which transactions of a connection have run a query."""
-    if not any(isinstance(wrapper, QueryNote) for wrapper in connection.execute_wrappers):
+def record_queries(connection: Connection) -> None:
+    """Record from now on which transactions of the connection have run a query."""
+    if not any(isinstance(wrapper, QueryRecorder) for wrapper in connection.execute_wrappers):
         # First in the list: ``execute_wrapper()`` removes the last one.
-        connection.execute_wrappers.insert(0, QueryNote())
+        connection.execute_wrappers.insert(0, QueryRecorder())
 
 
-class QueryNote:
-    """An ``execute_wrapper`` that remembers the transaction of the latest query."""
+class QueryRecorder:
+    """An ``execute_wrapper`` that records the transaction of the latest query."""
 
     __slots__ = ("_transaction",)
 
@@ -76,22 +76,22 @@ class QueryNote:
         self, execute: Callable[..., object], sql: Any, params: Any, many: bool, context: Any
     ) -> object:
         connection = context["connection"]
-        if connection.in_atomic_block and not _is_savepoint(sql):
+        if connection.in_atomic_block and not _is_savepoint_statement(sql):
             self._transaction = _identity(connection)
         return execute(sql, params, many, context)
 
-    def is_about(self, connection: Connection) -> bool:
-        noted, current = self._transaction, _identity(connection)
-        if noted is None or current is None:
+    def has_recorded(self, connection: Connection) -> bool:
+        recorded, current = self._transaction, _identity(connection)
+        if recorded is None or current is None:
             return False
-        return noted[0] is current[0] and noted[1] is current[1] and noted[2] == current[2]
+        return recorded[0] is current[0] and recorded[1] is current[1] and recorded[2] == current[2]
 
 
 def _identity(connection: Connection) -> tuple[object, object, str | None] | None:
-    """What tells one transaction from another.
+    """What identifies a transaction.
 
-    Django makes a new list of hooks at the end of each transaction. Inside ``TestCase`` there is
-    only one transaction, and the savepoint tells them apart.
+    Django creates a new list of hooks at the end of each transaction. Inside ``TestCase`` there is
+    only one transaction, and the savepoint identifies what would be one.
     """
     position = outermost_block(connection)
     if position is None:
@@ -100,13 +100,13 @@ def _identity(connection: Connection) -> tuple[object, object, str | None] | Non
     return connection.run_on_commit, connection.atomic_blocks[position], savepoint
 
 
-def _is_savepoint(sql: object) -> bool:
+def _is_savepoint_statement(sql: object) -> bool:
     return isinstance(sql, str) and sql.startswith(_SAVEPOINTS)
 
 
 def _in_transaction(driver: Any) -> bool:
-    """Ask the driver. One that cannot tell counts as inside: the lock is then held too long, and
-    not too short."""
+    """Read the state from the driver. If the driver does not have it, assume an open transaction:
+    the lock is then held too long rather than too short."""
     in_transaction = getattr(driver, "in_transaction", None)  # sqlite3
     if in_transaction is not None:
         return bool(in_transaction)

@@ -1,7 +1,7 @@
 """For Django REST framework: 423 Locked as one of its exceptions, and an exception handler.
 
 Needs the package ``djangorestframework``, which SyncGuard does not install. ``locked`` uses this
-module by itself in views of that framework; projects import it for the handler.
+module automatically in views of that framework; projects import it for the handler.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rest_framework import status
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 from rest_framework.views import APIView
-from rest_framework.views import exception_handler as handler_of_the_framework
+from rest_framework.views import exception_handler as framework_handler
 
 from syncguard import AcquisitionTimeout
-from syncguard_django.retry_after import TEXT, ask, retry_after_s
+from syncguard_django.retry_after import TEXT, lookup_or_none, retry_after_s
 from syncguard_django.settings import DEFAULT_ALIAS, configuration
 
 __all__ = ["Locked", "as_api_exception", "exception_handler"]
 
 
 class Locked(APIException):
-    """Somebody else holds the lock. Its answer is 423, with Retry-After if ``wait`` is known."""
+    """Another holder has the lock. The response is 423, with Retry-After if ``wait`` is known."""
 
     status_code = status.HTTP_423_LOCKED
     default_detail = TEXT
@@ -34,21 +34,21 @@ class Locked(APIException):
         self, detail: object = None, code: str | None = None, wait: int | None = None
     ) -> None:
         super().__init__(detail, code)
-        self.wait = wait  # the framework's handler makes the header of it
+        self.wait = wait  # the framework's handler sets Retry-After from it
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponseBase | None:
-    """The framework's own handler, for which an ``AcquisitionTimeout`` is ``Locked``."""
-    answer: HttpResponseBase | None = handler_of_the_framework(as_api_exception(error), context)
+    """The framework's own handler, which also handles ``AcquisitionTimeout``, as ``Locked``."""
+    answer: HttpResponseBase | None = framework_handler(as_api_exception(error), context)
     return answer
 
 
 def as_api_exception(error: Exception) -> Exception:
-    """``Locked`` for an ``AcquisitionTimeout``; other errors unchanged. For a handler of yours."""
+    """``Locked`` for an ``AcquisitionTimeout``; other errors unchanged. For your own handler."""
     if not isinstance(error, AcquisitionTimeout):
         return error
     key = error.context.key
-    info = None if key is None else ask(key, DEFAULT_ALIAS)
+    info = None if key is None else lookup_or_none(key, DEFAULT_ALIAS)
     locked = Locked(wait=retry_after_s(info, configuration().of(DEFAULT_ALIAS).ttl_ms))
     locked.__cause__ = error
     return locked
@@ -57,10 +57,10 @@ def as_api_exception(error: Exception) -> Exception:
 def refusal(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], seconds: int
 ) -> HttpResponseBase | None:
-    """Raise ``Locked`` in a view of the framework. None: it is no view of it.
+    """Raise ``Locked`` in a view of the framework. None: it is not a view of the framework.
 
-    Where ``locked`` is outside of the framework's view, nobody would handle the exception: the
-    view is asked to, as if it had raised it.
+    If ``locked`` wraps the framework's view, nothing would handle the exception. Then the view's
+    own exception handler makes the response, as if the view had raised ``Locked``.
     """
     given = (*args[:2], kwargs.get("request"))
     if any(isinstance(value, Request) for value in given):
@@ -73,7 +73,7 @@ def refusal(
 
 
 def _view_of(function: Any) -> APIView | None:
-    """The view behind a method that ``method_decorator`` bound, or a new one for ``@api_view``."""
+    """The view of a method that ``method_decorator`` bound, or a new one for ``@api_view``."""
     view = getattr(getattr(function, "func", None), "__self__", None)
     if isinstance(view, APIView):
         return view
@@ -84,7 +84,7 @@ def _view_of(function: Any) -> APIView | None:
 def _answer_of(
     view: APIView, request: object, kwargs: dict[str, Any], seconds: int
 ) -> HttpResponseBase:
-    """What ``APIView.dispatch`` makes of an exception, before anything of the view has run."""
+    """The response that ``APIView.dispatch`` makes of an exception, without running the view."""
     view.args, view.kwargs = (), kwargs
     view.request = view.initialize_request(request, **kwargs)
     view.format_kwarg = view.get_format_suffix(**kwargs)

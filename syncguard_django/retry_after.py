@@ -1,4 +1,4 @@
-"""What a caller without the lock is told: the words, and after how many seconds to try again."""
+"""The response to a caller that did not get the lock: its text, and when to retry."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from syncguard_django.configured_backends import alocks, locks
 TEXT: Final = "This resource is locked. Try again later."
 
 
-def ask(key: str, using: str) -> LockInfo | None:
-    """Who holds the lock, if that can be learned."""
+def lookup_or_none(key: str, using: str) -> LockInfo | None:
+    """Look up the lock. None if it is free, or if the lookup fails."""
     try:
         return locks[using].lookup(key=key)
     except LockError:
         return None
 
 
-async def ask_async(key: str, using: str) -> LockInfo | None:
-    """The same, in an event loop."""
+async def lookup_or_none_async(key: str, using: str) -> LockInfo | None:
+    """The same for asyncio."""
     try:
         return await alocks[using].lookup(key=key)
     except LockError:
@@ -29,6 +29,6 @@ async def ask_async(key: str, using: str) -> LockInfo | None:
 
 
 def retry_after_s(info: LockInfo | None, ttl_ms: int) -> int:
-    """When the holder's time is over at the latest: a number of seconds within our TTL."""
+    """The seconds until the holder's lock expires: at least 1, at most the TTL."""
     remaining_ms = ttl_ms if info is None else info.expires_at_ms - time.time() * 1000
     return math.ceil(max(1.0, min(remaining_ms, ttl_ms) / 1000))

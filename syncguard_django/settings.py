@@ -1,8 +1,8 @@
 """The ``SYNCGUARD`` setting, read once into frozen, typed objects.
 
 Reading collects every problem instead of stopping at the first: checks show them all, and
-``Configuration.of`` raises those of the alias that is asked for. No I/O, and no problem's text
-contains a value: it may be a password.
+``Configuration.of`` raises the first problem of the requested alias. No I/O. The text of a problem
+never contains a value: it may be a password.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KNOWN: Final = (
 )
 
 Until = Literal["transaction", "block"]
-"""How long a lock lasts: until the transaction around its block has ended, or only the block."""
+"""When a lock is released: when the transaction around its block ends, or when the block ends."""
 
 UNTIL: Final[tuple[Until, ...]] = get_args(Until)
 
@@ -76,14 +76,14 @@ class AliasSettings:
     """The name of its class for ``syncguard.backends``: a dotted path or a URL's scheme."""
     backend_class: type[BackendClass]
     location: Location
-    """As the class reads it."""
+    """As the backend class reads it."""
     key_prefix: str
     ttl_ms: int
     acquisition: Acquisition
     hash_secret: str | bytes | None = field(repr=False)
-    """For the hashes that are shown. None: those of the specification."""
+    """For the hashes that are shown. None: the hashes of the specification."""
     former_hash_secrets: tuple[bytes, ...] = field(repr=False)
-    """With these, hashes were shown before ``SECRET_KEY`` changed. For finding only."""
+    """The secrets before ``SECRET_KEY`` changed. Used only to find locks by older hashes."""
     show_keys: bool
     fence_floor: Literal["clock"] | None
     telemetry: bool
@@ -91,17 +91,17 @@ class AliasSettings:
 
     @property
     def options(self) -> Mapping[str, object]:
-        """For the backend, beside the settings that every backend has."""
+        """For the backend, in addition to the settings that every backend has."""
         return self.location.options
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Every alias, and what is wrong with those that are not here."""
+    """Every valid alias, and the problems of the others."""
 
     aliases: Mapping[str, AliasSettings]
     problems: Mapping[str, tuple[Problem, ...]]
-    """By alias; under the empty name those of the setting as a whole."""
+    """By alias. The empty name has the problems of the whole setting."""
 
     def of(self, alias: str) -> AliasSettings:
         for problem in (*self.problems.get("", ()), *self.problems.get(alias, ())):
@@ -116,13 +116,13 @@ class Configuration:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every alias of the setting, also a broken one, in the order of the setting."""
+        """Every alias: the valid ones, then those with problems."""
         return tuple(dict.fromkeys((*self.aliases, *filter(None, self.problems))))
 
 
 @cache
 def configuration() -> Configuration:
-    """The setting as it is now. ``forget`` makes the next call read it again."""
+    """The current setting. After ``forget`` the next call reads it again."""
     setting, caches = getattr(settings, SETTING, None), getattr(settings, "CACHES", {})
     return read(setting, caches, derived_secrets())
 
@@ -131,10 +131,10 @@ forget = configuration.cache_clear
 
 
 def hide_passwords() -> None:
-    """Make the addresses in the setting print without their passwords.
+    """Replace the addresses in the setting by ones whose repr hides the password.
 
-    In place: Django's debug page shows the setting itself, and knows by its name that a
-    ``PASSWORD`` is secret, but not what is inside a ``LOCATION``.
+    In place: Django's debug page shows the setting itself. It hides values named ``PASSWORD``, but
+    not a password inside a ``LOCATION``.
     """
     for entry in _entries(getattr(settings, SETTING, None)).values():
         if isinstance(entry, dict) and type(entry.get("LOCATION")) is str:
@@ -165,7 +165,7 @@ def read(
 
 
 class _Reader:
-    """Reads one alias; keeps what is wrong, and goes on with the default."""
+    """Reads one alias. Records each problem, and continues with the default."""
 
     def __init__(
         self,
@@ -207,22 +207,22 @@ class _Reader:
 
     def _backend(self) -> tuple[str, type[BackendClass], Location]:
         """The class that the alias names, and its location as that class reads it."""
-        nowhere = backends.DEFAULT_BACKEND, BackendClass, Location("")
+        placeholder = backends.DEFAULT_BACKEND, BackendClass, Location("")
         cache = self._value("CACHE", None, "the name of a CACHES entry", _is_optional_text)
         options = self._value("OPTIONS", {}, "a dictionary of client options", _is_options)
         if (cache is None) == ("LOCATION" not in self._entry):
             self._wrong("LOCATION", "or CACHE must be given, and not both")
-            return nowhere
+            return placeholder
         if cache is not None and cache not in self._caches:
             self._wrong("CACHE", "must be the name of a CACHES entry", "cache")
-            return nowhere
+            return placeholder
         setting, name = self._backend_name()
         try:
             cls = backends.backend_class(name)
         except LockError as error:
             kind: ProblemKind = "import" if isinstance(error.__cause__, ImportError) else "value"
             self._wrong(setting, f"cannot be used: {error}", kind)
-            return nowhere
+            return placeholder
         found = backends.read_location(
             cls,
             GivenLocation(
@@ -236,17 +236,17 @@ class _Reader:
         if isinstance(found, SettingProblem):
             kind = "cache" if found.setting == "CACHE" else "value"
             self._wrong(found.setting, found.expected, kind)
-            return nowhere
+            return placeholder
         return name, cls, found
 
     def _backend_name(self) -> tuple[str, str]:
-        """Which setting names the class, and how."""
+        """The setting that determines the class, and the name of the class."""
         if "BACKEND" in self._entry:
             expected = "a dotted path to a class"
             return "BACKEND", self._value("BACKEND", backends.DEFAULT_BACKEND, expected, _is_text)
         try:
             return "LOCATION", backends.scheme_of(self._entry.get("LOCATION"))
-        except LockError:  # no URL: the default one says what it expects
+        except LockError:  # not a URL: the default backend reports what it expects
             return "BACKEND", backends.DEFAULT_BACKEND
 
     def _fence_floor(self) -> Literal["clock"] | None:
@@ -258,7 +258,7 @@ class _Reader:
     def _hash_secret(self) -> str | bytes | None:
         if "HASH_SECRET" not in self._entry:
             return self._secrets.current
-        secret: str | bytes | None = _hidden(
+        secret: str | bytes | None = _as_secret(
             self._value("HASH_SECRET", None, "a non-empty str or bytes, or None", _is_secret)
         )
         return secret
@@ -268,10 +268,10 @@ class _Reader:
         try:
             return Acquisition(**values)
         except LockError as error:
-            self._wrong("ACQUISITION", f"is not acceptable: {error}")
+            self._wrong("ACQUISITION", f"is not valid: {error}")
         except TypeError:
             known = ", ".join(Acquisition.__dataclass_fields__)
-            self._wrong("ACQUISITION", f"may hold only {known}")
+            self._wrong("ACQUISITION", f"may contain only {known}")
         return Acquisition()
 
     def _value(self, name: str, default: Any, expected: str, is_right: Any) -> Any:
@@ -303,7 +303,7 @@ def _entries(setting: object) -> Mapping[object, object]:
     return setting if isinstance(setting, Mapping) else {}
 
 
-def _hidden(value: Any) -> Any:
+def _as_secret(value: Any) -> Any:
     return Secret(value) if isinstance(value, str) else value
 
 

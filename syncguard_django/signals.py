@@ -1,9 +1,9 @@
 """Django signals for what happens to locks. Sent only for aliases with ``TELEMETRY: True``.
 
 Receivers get ``using`` (the alias) and ``event`` (a ``syncguard.LockEvent``, with hashes instead of
-the key and the lock id); the sender is ``LockEvent``. Signals are sent robustly: a receiver that
-fails is logged by Django and harms no lock. In asyncio they are sent in the background, so that a
-slow receiver does not hold up the loop.
+the key and the lock id); the sender is ``LockEvent``. Signals are sent with ``send_robust``: Django
+logs the error of a receiver, and the lock is not affected. In asyncio they are sent in the
+background, so that a slow receiver does not block the event loop.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ON_SUCCESS: Final = {
 }
 
 _logger: Final = logging.getLogger("syncguard")
-_REMEMBERED: Final = 4096
+_RECENT_LIMIT: Final = 4096
 _guard: Final = threading.Lock()
 
 
-class _Remembered:
-    """The youngest of the lock ids, by their hashes, that something happened to."""
+class _RecentHashes:
+    """The hashes of the most recent lock ids, up to a limit."""
 
     def __init__(self) -> None:
         self._hashes: OrderedDict[str | None, None] = OrderedDict()
@@ -46,16 +46,16 @@ class _Remembered:
 
     def add(self, lock_id_hash: str | None) -> None:
         self._hashes[lock_id_hash] = None
-        if len(self._hashes) > _REMEMBERED:
+        if len(self._hashes) > _RECENT_LIMIT:
             self._hashes.popitem(last=False)
 
 
-_released: Final = _Remembered()
-_told_of_loss: Final = _Remembered()
+_released: Final = _RecentHashes()
+_reported_lost: Final = _RecentHashes()
 
 
 def signal_of(event: LockEvent) -> Signal | None:
-    """Which signal an event is; None for questions, and for faults, which say nothing of a lock."""
+    """The signal for an event. None for lookups, and for errors that do not concern one lock."""
     if event.result == "ok":
         if event.type == "release":
             with _guard:
@@ -63,7 +63,7 @@ def signal_of(event: LockEvent) -> Signal | None:
         return _ON_SUCCESS.get(event.type)
     if event.type == "acquire":
         return lock_contended if event.reason == "locked" else None
-    if event.type in ("extend", "release") and event.reason and _is_news(event):
+    if event.type in ("extend", "release") and event.reason and _is_first_report(event):
         return lock_lost
     return None
 
@@ -79,13 +79,13 @@ def sender_of_events(using: str) -> Callable[[LockEvent], None]:
             signal.send_robust(LockEvent, using=using, event=event)
         except RuntimeError:
             # Django cannot wait for an async receiver inside a running event loop.
-            _logger.error("a lock signal could not be sent: use alock() inside an event loop")
+            _logger.error("Could not send a lock signal: use alock() inside an event loop.")
 
     return send
 
 
 def async_sender_of_events(using: str) -> Callable[[LockEvent], Coroutine[Any, Any, object] | None]:
-    """The telemetry callback of an asyncio backend: what it returns runs in the background."""
+    """The telemetry callback of an asyncio backend. The coroutine it returns runs in background."""
 
     def send(event: LockEvent) -> Coroutine[Any, Any, object] | None:
         signal = signal_of(event)
@@ -95,20 +95,21 @@ def async_sender_of_events(using: str) -> Callable[[LockEvent], Coroutine[Any, A
 
 
 def loss_of(lock_id_hash: str) -> LockEvent:
-    """The event of a lock that its holder gave up, perhaps without an answer from the server."""
+    """The event for a lost lock, for a loss that the server did not necessarily report."""
     return LockEvent("extend", "fail", lock_id_hash=lock_id_hash, reason="expired")
 
 
-def _is_news(event: LockEvent) -> bool:
-    """A loss is noticed by the heartbeat, by the holder's clock and by the release: tell it once.
+def _is_first_report(event: LockEvent) -> bool:
+    """Whether this is the first report of a loss.
 
-    To release again what was released is no loss.
+    The heartbeat, the holder's clock and the release can all notice the same loss. Releasing a lock
+    twice is not a loss.
     """
     lock_id_hash = event.lock_id_hash
     with _guard:
         if event.type == "release" and lock_id_hash in _released:
             return False
-        if lock_id_hash in _told_of_loss:
+        if lock_id_hash in _reported_lost:
             return False
-        _told_of_loss.add(lock_id_hash)
+        _reported_lost.add(lock_id_hash)
         return True

@@ -33,7 +33,7 @@ def table(locks: Sequence[LiveLock], *, with_alias: bool) -> list[str]:
 
 
 def both_hashes(hashes: Sequence[tuple[str, str]], specified: str) -> list[str]:
-    """The hash of a key as each alias shows it, and as clients in other languages show it."""
+    """The hash of a key as each alias shows it, and the hash of the specification."""
     if len({shown for _, shown in hashes}) == 1:
         facts = [("key hash", hashes[0][1])]
     else:
@@ -96,14 +96,15 @@ def health_lines(health: AliasHealth) -> list[str]:
 
 
 def as_json(items: Iterable[dict[str, Any]], *, lines: bool) -> str:
-    """One JSON array, or one object a line."""
+    """One JSON array, or one object per line."""
     if lines:
         return "\n".join(json.dumps(item) for item in items)
     return json.dumps(list(items), indent=2)
 
 
 def printable(text: str) -> str:
-    """Text that cannot move a terminal's cursor: a holder may be written by any client."""
+    """Text without control characters: any client can write a holder label, and a terminal
+    executes them."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

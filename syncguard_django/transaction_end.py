@@ -1,9 +1,9 @@
-"""The moment at which a transaction has ended: after its commit and before the ``on_commit`` hooks
-of users, or after its rollback.
+"""Detects the end of a transaction: after its commit and before the user's ``on_commit`` hooks, or
+after its rollback.
 
-Django tells nobody of a rollback, and of a commit only by hooks that run in turn. So the methods
-that end a transaction are replaced on the one connection, from the first lock that waits for its
-transaction until that transaction has ended, and then put back.
+Django has no hook for a rollback, and the hooks for a commit run in the order of registration. So
+the methods of the connection that end a transaction are replaced while a lock waits for the
+transaction, and restored after it has ended.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Waiting(Protocol):
         ...
 
 
-Ended = Callable[["TransactionEnd", list[Any], bool], None]
-"""Told what waited, and whether the transaction was committed."""
+OnEnded = Callable[["TransactionEnd", list[Any], bool], None]
+"""Called with what waited, and whether the transaction was committed."""
 
 
-def end_of_transaction(connection: Connection, ended: Ended) -> TransactionEnd:
-    """The end of the transaction that is open now. ``ended`` is called when it has come."""
+def end_of_transaction(connection: Connection, ended: OnEnded) -> TransactionEnd:
+    """The end of the transaction that is open now. Calls ``ended`` after it."""
     end = connection.__dict__.get(_ATTRIBUTE)
     if end is None:
         position = outermost_block(connection)
@@ -48,11 +48,11 @@ def end_of_transaction(connection: Connection, ended: Ended) -> TransactionEnd:
 
 
 class TransactionEnd:
-    """What waits for the end of one transaction. Subclasses notice that it has come."""
+    """What waits for the end of one transaction. Subclasses detect the end."""
 
     methods: tuple[str, ...]
 
-    def __init__(self, connection: Connection, ended: Ended) -> None:
+    def __init__(self, connection: Connection, ended: OnEnded) -> None:
         self.connection = connection
         self.waiting: list[Waiting] = []
         self._ended = ended
@@ -68,19 +68,19 @@ class TransactionEnd:
             instance[name] = getattr(self, name)
 
     def unwatch(self) -> None:
-        """Put the methods back, except where somebody has replaced ours meanwhile."""
+        """Restore the methods, except those that other code has replaced meanwhile."""
         instance = self.connection.__dict__
         instance.pop(_ATTRIBUTE, None)
         for name, previous in self._replaced.items():
             if instance.get(name) != getattr(self, name):
-                continue  # ours goes on to call the original, and has nothing else to do
+                continue  # our method stays, and now only calls the original
             if previous is None:
                 del instance[name]
             else:
                 instance[name] = previous
 
-    def has_come(self, *, committed: bool) -> None:
-        """The transaction is over."""
+    def transaction_ended(self, *, committed: bool) -> None:
+        """The transaction has ended."""
         if self.connection.__dict__.get(_ATTRIBUTE) is self:
             self.unwatch()
         waiting, self.waiting = self.waiting, []
@@ -88,10 +88,10 @@ class TransactionEnd:
             self._ended(self, waiting, committed)
 
     def refuse_if_lost(self, rollback: Callable[[], object]) -> None:
-        """Roll back instead of committing what was not protected to the end."""
+        """If a lock was lost, roll back and raise LockLost instead of committing."""
         if any(one.is_lost for one in self.waiting):
-            # By hand: Django rolls back after a DatabaseError only, and without a rollback SQLite
-            # would commit as soon as autocommit is on again.
+            # Explicitly: Django rolls back only after a DatabaseError. Without a rollback SQLite
+            # would commit when autocommit is turned on again.
             rollback()
             raise LockLost(
                 "a lock was lost before the transaction that it protects was committed:"
@@ -100,33 +100,33 @@ class TransactionEnd:
 
     def close(self) -> None:
         self._originals["close"]()
-        # A database in memory ignores this, and its transaction goes on.
+        # A database in memory ignores close(), and its transaction continues.
         if self.connection.connection is None or self.connection.closed_in_transaction:
-            self.has_come(committed=False)
+            self.transaction_ended(committed=False)
 
 
 class EndOfTransaction(TransactionEnd):
-    """The end of a transaction of the database."""
+    """The end of a real transaction of the database."""
 
     methods = ("commit", "rollback", "close", "_set_autocommit")
 
     def commit(self) -> None:
         self.refuse_if_lost(self.connection.rollback)
         self._originals["commit"]()
-        self.has_come(committed=True)
+        self.transaction_ended(committed=True)
 
     def rollback(self) -> None:
         self._originals["rollback"]()
-        self.has_come(committed=False)
+        self.transaction_ended(committed=False)
 
     def _set_autocommit(self, autocommit: bool) -> None:
         self._originals["_set_autocommit"](autocommit)
-        if autocommit:  # without a commit before, this was one
-            self.has_come(committed=True)
+        if autocommit:  # turning autocommit on commits an open transaction
+            self.transaction_ended(committed=True)
 
 
 class EndInsideTestCase(TransactionEnd):
-    """The end of what would be a transaction, if ``TestCase`` were not around it."""
+    """The end of a block inside ``TestCase`` that would be a transaction in production."""
 
     methods = ("savepoint_commit", "savepoint_rollback", "close")
 
@@ -136,12 +136,12 @@ class EndInsideTestCase(TransactionEnd):
         assert position is not None
         self._savepoint = savepoint_of(connection, position)
         super().watch()
-        if self._savepoint is None:  # then Django calls nothing at its end
-            connection.atomic_blocks = _Blocks(connection.atomic_blocks, position, self)
+        if self._savepoint is None:  # then Django calls no method at its end
+            connection.atomic_blocks = _ObservedBlocks(connection.atomic_blocks, position, self)
 
     def unwatch(self) -> None:
         super().unwatch()
-        if isinstance(self.connection.atomic_blocks, _Blocks):
+        if isinstance(self.connection.atomic_blocks, _ObservedBlocks):
             self.connection.atomic_blocks = list(self.connection.atomic_blocks)
 
     def savepoint_commit(self, savepoint: str | None) -> None:
@@ -150,18 +150,18 @@ class EndInsideTestCase(TransactionEnd):
             return
         self.refuse_if_lost(lambda: self.connection.savepoint_rollback(savepoint))  # type: ignore[arg-type]
         self._originals["savepoint_commit"](savepoint)
-        self.has_come(committed=True)
+        self.transaction_ended(committed=True)
 
     def savepoint_rollback(self, savepoint: str | None) -> None:
         try:
             self._originals["savepoint_rollback"](savepoint)
         finally:
             if savepoint == self._savepoint:
-                self.has_come(committed=False)
+                self.transaction_ended(committed=False)
 
 
-class _Blocks(list[Any]):
-    """Django's list of open blocks, which tells when the one at ``position`` ends."""
+class _ObservedBlocks(list[Any]):
+    """Django's list of open blocks, which detects that the block at ``position`` ends."""
 
     def __init__(self, blocks: list[Any], position: int, end: TransactionEnd) -> None:
         super().__init__(blocks)
@@ -171,5 +171,5 @@ class _Blocks(list[Any]):
     def pop(self, *index: Any) -> Any:
         block = super().pop(*index)
         if len(self) == self._position:
-            self._end.has_come(committed=True)
+            self._end.transaction_ended(committed=True)
         return block

@@ -1,7 +1,7 @@
-"""Lock, then transaction, then view: for views that ``locked`` decorates under ATOMIC_REQUESTS.
+"""The order for ``locked`` views with ATOMIC_REQUESTS: lock, then transaction, then view.
 
 Django opens the transactions of a request around the view that its resolver found, unless the
-view's ``_non_atomic_requests`` holds the database. ``locked`` gives a view such a set, which holds
+view's ``_non_atomic_requests`` contains the database. ``locked`` gives the view a set that contains
 every database, and opens the transactions itself, inside the lock.
 """
 
@@ -20,25 +20,26 @@ from syncguard_django.lock_order_warning import warn_of_view
 from syncguard_django.open_transactions import is_open
 
 _ATTRIBUTE: Final = "_non_atomic_requests"
-_OPENED: Final = "_syncguard_opened_transactions"
+_OPENED_ATTRIBUTE: Final = "_syncguard_opened_transactions"
 
 
 class OpenedInsideTheLock(set[str]):
-    """Holds every database for Django; its elements are those that the user opted out."""
+    """Contains every database for Django. Its elements are the ones that the user opted out."""
 
     def __contains__(self, _alias: object) -> bool:
         return True
 
 
 def open_inside_the_lock(locked_view: Callable[..., Any], view: Callable[..., Any]) -> None:
-    """Let ``locked`` open the transactions of a plain view. Always a new set: Django shares its
-    own among the functions that wrap each other."""
+    """Let ``locked`` open the transactions of a view that is not async. Always a new set: functions
+    that wrap each other share Django's set."""
     own = getattr(view, _ATTRIBUTE, ())
     setattr(locked_view, _ATTRIBUTE, OpenedInsideTheLock(own))
 
 
 def request_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
-    """The request that came in first, or after ``self``; also inside Django REST framework's."""
+    """The request: the first argument, or the one after ``self``. Also inside a request of Django
+    REST framework."""
     for value in (*args[:2], kwargs.get("request")):
         for request in (value, getattr(value, "_request", None)):
             if isinstance(request, HttpRequest):
@@ -56,12 +57,12 @@ class RequestTransactions:
         self._opted_out: set[str] = getattr(self._view, _ATTRIBUTE, set())
 
     def to_open(self) -> list[str]:
-        """The databases whose transactions are ours to open: once a request.
+        """The databases whose transactions ``locked`` must open: once per request.
 
         Raises RuntimeError for an async view, as Django does.
         """
         ours = isinstance(self._opted_out, OpenedInsideTheLock)
-        if not ours or hasattr(self._request, _OPENED):
+        if not ours or hasattr(self._request, _OPENED_ATTRIBUTE):
             return []
         aliases = self._atomic_aliases()
         if aliases and iscoroutinefunction(self._view):
@@ -69,7 +70,7 @@ class RequestTransactions:
         return aliases
 
     def warn_if_open(self, function: Callable[..., Any]) -> bool:
-        """Warn if Django has opened them already, outside of the lock."""
+        """Warn if Django has already opened them, outside of the lock."""
         if self._view is None or isinstance(self._opted_out, OpenedInsideTheLock):
             return False
         if not any(is_open(connections[alias]) for alias in self._atomic_aliases()):
@@ -80,8 +81,8 @@ class RequestTransactions:
 
     @contextmanager
     def opened(self, aliases: list[str], held: Held) -> Iterator[None]:
-        """Around the view. Nothing is committed once the lock is known to be lost."""
-        setattr(self._request, _OPENED, True)
+        """Open the transactions around the view. Rolls back if the lock is known to be lost."""
+        setattr(self._request, _OPENED_ATTRIBUTE, True)
         with ExitStack() as stack:
             for alias in reversed(aliases):  # as Django nests them
                 stack.enter_context(transaction.atomic(using=alias))
@@ -89,7 +90,7 @@ class RequestTransactions:
             held.ensure_held()
 
     def _atomic_aliases(self) -> list[str]:
-        opted_out = list(self._opted_out)  # not asked itself: it may hold every database
+        opted_out = list(self._opted_out)  # a list, because ``in`` is always true for our own set
         return [
             alias
             for alias, settings in connections.settings.items()

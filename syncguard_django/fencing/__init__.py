@@ -1,4 +1,4 @@
-"""The fence guard: a database that refuses a holder whose lock has passed to another.
+"""The fence guard: the database refuses writes of a holder that has lost its lock to another.
 
 ``guard`` protects whatever a transaction writes; ``FencedModel`` protects single rows, and
 ``FenceNeverDecreases`` makes the database itself refuse a lower fence. A fence is the token that a

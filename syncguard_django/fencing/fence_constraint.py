@@ -1,8 +1,8 @@
-"""``FenceNeverDecreases``: the database itself refuses a lower fence, whoever sends the statement.
+"""``FenceNeverDecreases``: the database itself refuses a lower fence in any statement.
 
 Installs a trigger on the table that has the column. It is an entry of ``Meta.constraints``, and
-not a migration operation, because SQLite loses triggers when Django rebuilds a table, and only
-indexes and constraints are made again. Knows SQL, and nothing of fenced writes.
+not a migration operation: SQLite loses triggers when Django rebuilds a table, and Django creates
+only indexes and constraints again. This module does not depend on fenced writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from syncguard_django.fencing.fence_field import FenceField
 
 _MESSAGE: Final = "the fence of a row never decreases"
 
-# Each error is one that the driver, or Django, turns into IntegrityError.
+# The driver or Django turns each of these errors into IntegrityError.
 _CREATE: Final = {
     "postgresql": (
         "CREATE OR REPLACE FUNCTION %(name)s() RETURNS trigger LANGUAGE plpgsql AS"
@@ -57,7 +57,7 @@ class FenceNeverDecreases(models.BaseConstraint):
     def constraint_sql(  # type: ignore[override]
         self, model: type[models.Model], schema_editor: BaseDatabaseSchemaEditor
     ) -> None:
-        """Nothing inside CREATE TABLE; the trigger is made when the table has its last name."""
+        """Add nothing to CREATE TABLE. The trigger is created when the table has its final name."""
         statement = self.create_sql(model, schema_editor)
         if statement is not None:
             schema_editor.deferred_sql.append(statement)
@@ -73,7 +73,7 @@ class FenceNeverDecreases(models.BaseConstraint):
         return self._statement(_REMOVE, model, schema_editor)
 
     def validate(self, *_args: Any, **_options: Any) -> None:
-        """Django's own writes never lower a fence: forms have nothing to validate."""
+        """Do nothing: writes through Django never lower a fence."""
 
     def check(
         self, model: type[models.Model], connection: BaseDatabaseWrapper
@@ -83,7 +83,7 @@ class FenceNeverDecreases(models.BaseConstraint):
             return []
         return [
             Warning(
-                f"{connection.display_name} gets no trigger for the constraint '{self.name}':"
+                f"{connection.display_name} has no trigger for the constraint '{self.name}':"
                 " raw SQL can lower a fence there.",
                 hint="FenceNeverDecreases works on PostgreSQL, SQLite, MySQL and MariaDB.",
                 obj=model,
@@ -122,7 +122,7 @@ class FenceNeverDecreases(models.BaseConstraint):
                 f"the constraint '{self.name}' belongs to the model that has the FenceField"
             )
         table, quote = model._meta.db_table, schema_editor.quote_name
-        # References that Django renames together with the table and the column.
+        # Django updates these references when it renames the table or the column.
         return Statement(
             template,
             name=quote(self.name),

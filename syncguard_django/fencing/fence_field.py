@@ -1,8 +1,8 @@
 """The column that holds a row's fence. No UPDATE that Django makes from it lowers the fence.
 
-The law: an INSERT writes what is given; ``save()`` on a row that exists leaves the column as it
-is; any other assignment (``update()``, ``bulk_update()``, a fixture that is loaded again) writes
-the greater of the column and the value. Only ``Exactly`` writes a lower value.
+The rule: an INSERT writes the given value; ``save()`` of an existing row does not change the
+column; any other assignment (``update()``, ``bulk_update()``, a fixture that is loaded again)
+writes the greater of the column and the value. Only ``Exactly`` writes a lower value.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ _OPTIONS: Final[dict[str, object]] = {
 
 
 class Exactly(models.Value):
-    """A value that is written as it is, even where it lowers the fence."""
+    """A value that is written unchanged, even if it lowers the fence."""
 
     def __init__(self, fence: str) -> None:
         super().__init__(fence, output_field=models.CharField())
 
 
 class FenceAttribute(DeferredAttribute):
-    """``row.fence``. After ``save()`` updated the row, it is read from the row when asked for.
+    """``row.fence``. After ``save()`` has updated the row, the next access reads the database.
 
-    The row may carry a higher fence than the object knew. The field is not deferred for this as
-    Django understands it: that would turn the next ``save()`` into one with ``update_fields``.
+    The row may carry a higher fence than the object. The field is not deferred with Django's own
+    mechanism: the next ``save()`` would then behave like one with ``update_fields``.
     """
 
     def __get__(self, instance: models.Model | None, cls: type[models.Model] | None = None) -> Any:
-        if instance is not None and instance.__dict__.get(self._mark):
-            # The database that was written to, not a replica. A row that is gone has no fence:
-            # the last one known stays.
+        if instance is not None and instance.__dict__.get(self._outdated_flag):
+            # Read from the database that was written to, not from a replica. If the row no longer
+            # exists, keep the last known value.
             with suppress(ObjectDoesNotExist):
                 instance.refresh_from_db(using=instance._state.db, fields=[self.field.attname])
-            self.trust(instance)
+            self.mark_up_to_date(instance)
         return super().__get__(instance, cls)
 
     def __set__(self, instance: models.Model, value: object) -> None:
         instance.__dict__[self.field.attname] = value
-        self.trust(instance)
+        self.mark_up_to_date(instance)
 
-    def trust(self, instance: models.Model) -> None:
-        """What the object has is what the row has."""
-        instance.__dict__.pop(self._mark, None)
+    def mark_up_to_date(self, instance: models.Model) -> None:
+        """The object has the same fence as the row."""
+        instance.__dict__.pop(self._outdated_flag, None)
 
-    def doubt(self, instance: models.Model) -> None:
-        """The row may have another fence than the object."""
-        instance.__dict__[self._mark] = True
+    def mark_outdated(self, instance: models.Model) -> None:
+        """The row may have a different fence than the object."""
+        instance.__dict__[self._outdated_flag] = True
 
-    def remember(self, instance: models.Model) -> dict[str, object]:
-        """What the object has, for ``restore``."""
-        names = (self.field.attname, self._mark)
+    def snapshot(self, instance: models.Model) -> dict[str, object]:
+        """The state of the object, for ``restore``."""
+        names = (self.field.attname, self._outdated_flag)
         return {name: instance.__dict__[name] for name in names if name in instance.__dict__}
 
-    def restore(self, instance: models.Model, remembered: dict[str, object]) -> None:
-        for name in (self.field.attname, self._mark):
+    def restore(self, instance: models.Model, saved: dict[str, object]) -> None:
+        for name in (self.field.attname, self._outdated_flag):
             instance.__dict__.pop(name, None)
-        instance.__dict__.update(remembered)
+        instance.__dict__.update(saved)
 
     @property
-    def _mark(self) -> str:
-        return f"_{self.field.attname}_in_doubt"
+    def _outdated_flag(self) -> str:
+        return f"_{self.field.attname}_outdated"
 
 
 class FenceField(_CharField):
@@ -102,18 +102,19 @@ class FenceField(_CharField):
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         attribute = attribute_of(type(model_instance), self.attname)
         if add:
-            attribute.trust(model_instance)
+            attribute.mark_up_to_date(model_instance)
             return super().pre_save(model_instance, add)
-        attribute.doubt(model_instance)
-        # The greater of the column and the lowest fence is the column. An expression would make
-        # Django 6 defer the field on a database without UPDATE ... RETURNING.
+        attribute.mark_outdated(model_instance)
+        # The UPDATE writes the greater of the column and this lowest fence: the column stays as it
+        # is. With an expression, Django 6 would defer the field on a database without
+        # UPDATE ... RETURNING.
         return NO_FENCE
 
     def get_placeholder(
         self, value: object, compiler: SQLCompiler, connection: BaseDatabaseWrapper
     ) -> str:
         """Django 5.2: the SQL for a value, with ``%s`` in its place."""
-        column = getattr(self, "column", None)  # a field of no model has none
+        column = getattr(self, "column", None)  # a field without a model has none
         is_update = isinstance(compiler, SQLUpdateCompiler) and not isinstance(value, Exactly)
         if column is None or not is_update:
             return "%s"
@@ -132,23 +133,23 @@ class FenceField(_CharField):
 
 
 def attribute_of(model: type[models.Model], name: str = "fence") -> FenceAttribute:
-    """The attribute through which objects of the model read and set their fence."""
+    """The descriptor that reads and sets the fence of the model's objects."""
     attribute = getattr(model, name)
     assert isinstance(attribute, FenceAttribute)
     return attribute
 
 
 @contextmanager
-def carrying(rows: Iterable[models.Model], fence: str) -> Iterator[None]:
-    """The objects carry the fence; if the block fails, what they had before."""
-    before = [(row, attribute_of(type(row)).remember(row)) for row in rows]
+def assigned_fence(rows: Iterable[models.Model], fence: str) -> Iterator[None]:
+    """Set the fence of the objects. If the block fails, restore what they had before."""
+    before = [(row, attribute_of(type(row)).snapshot(row)) for row in rows]
     for row, _ in before:
         attribute_of(type(row)).__set__(row, fence)
     try:
         yield
     except BaseException:
-        for row, remembered in before:
-            attribute_of(type(row)).restore(row, remembered)
+        for row, saved in before:
+            attribute_of(type(row)).restore(row, saved)
         raise
     for row, _ in before:
         attribute_of(type(row)).__set__(row, fence)

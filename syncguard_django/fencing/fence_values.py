@@ -1,4 +1,4 @@
-"""A fence as a value: its form, the lowest one, and the error of a holder that is late."""
+"""A fence as a value: its format, the lowest one, and the error for a fence that is too low."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from syncguard import FENCE_MAX, LockError, format_fence
 from syncguard_django.models import FENCE_DIGITS
 
 NO_FENCE: Final = format_fence(0)
-"""What a row carries that no holder has written yet."""
+"""The fence of a row that no holder has written yet."""
 
 
 class StaleFence(Exception):
-    """A later holder has written already. Nothing was changed; the work is not yours any more."""
+    """A later holder has already written. Nothing was changed; stop this work."""
 
     def __init__(self, fence: str, seen: str) -> None:
         super().__init__(fence, seen)
@@ -22,8 +22,8 @@ class StaleFence(Exception):
     def __str__(self) -> str:
         return (
             f"fence {self.fence} is stale: a holder with fence {self.seen} has written since."
-            " Your lock has passed to another holder; stop, and do not write."
-            " If every new holder is refused, Redis has lost its fence counters: run"
+            " Another holder has your lock now: stop, and do not write."
+            " If every new holder is refused, the lock server has lost its fence counters: run"
             " manage.py syncguard_guard --forget KEY once for each key, call forget_fences() for"
             " the rows of a FencedModel, and set FENCE_FLOOR to 'clock' so that it cannot happen"
             " again."

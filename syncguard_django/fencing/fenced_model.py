@@ -1,8 +1,8 @@
-"""``FencedModel``: rows that remember the fence of the holder that wrote them last.
+"""``FencedModel``: rows that store the fence of the holder that wrote them last.
 
-Every fenced write is one transaction: claim the row (``row_claims``), then write it. What
-``save_fenced`` and ``delete_fenced`` write is written by Django's own ``save()`` (``row_writes``)
-and ``delete()``.
+Every fenced write is one transaction: claim the row (``row_claims``), then write it.
+``save_fenced`` and ``delete_fenced`` write with Django's own ``save()`` (``row_writes``) and
+``delete()``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from syncguard_django.fencing.row_writes import claim_row, save_row
 
 
 class FencedModel(models.Model):
-    """A model whose rows remember the fence of the holder that wrote them last."""
+    """A model whose rows store the fence of the holder that wrote them last."""
 
     fence = FenceField()
 
@@ -55,7 +55,7 @@ class FencedModel(models.Model):
         using = using or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
             if key_in_owner(self) is not None and not claim_row(self, fence, using):
-                # No row. One that another holder inserts from now on is not ours to delete.
+                # No row. If another holder inserts one from now on, do not delete it.
                 return 0, {}
             return self.delete(using=using, keep_parents=keep_parents)
 

@@ -1,8 +1,8 @@
 """``FencedQuerySet``: after ``fenced()``, every write is fenced or refused.
 
-``update()`` of one table carries the condition in its own statement. Everything that takes more
-than one statement reads the keys, claims them (``row_claims``), and then acts on those keys only.
-Without ``fenced()`` a query set writes like any other, and no write lowers a fence.
+``update()`` of one table has the condition in its own statement. A write that needs more than one
+statement reads the keys, claims them (``row_claims``), and then writes only the rows with those
+keys. Without ``fenced()`` a query set writes like any other, and no write lowers a fence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from django.db.models import sql
 from django.db.models.utils import resolve_callables
 
 from syncguard import LockError
-from syncguard_django.fencing.fence_field import Exactly, attribute_of, carrying
+from syncguard_django.fencing.fence_field import Exactly, assigned_fence, attribute_of
 from syncguard_django.fencing.fence_values import NO_FENCE, checked_fence
 from syncguard_django.fencing.row_claims import (
     batches,
@@ -39,14 +39,14 @@ class FencedQuerySet(models.QuerySet[M]):
 
     def fenced(self, fence: str) -> FencedQuerySet[M]:
         """Bind to a fence: writes then raise StaleFence, and change nothing, when one of the rows
-        carries a higher one. What cannot be fenced is refused with LockError."""
+        carries a higher one. Methods that cannot be fenced raise LockError."""
         return self._bound(checked_fence(fence))
 
     def forget_fences(self) -> int:
         """Let these rows accept any fence again. Returns how many there are.
 
-        For the day on which Redis has lost its fence counters. Refused by a database with
-        ``FenceNeverDecreases``.
+        Use it after the lock server has lost its fence counters. A database with
+        ``FenceNeverDecreases`` refuses it.
         """
         self._refuse_if_fenced("forget_fences")
         return super().update(fence=Exactly(NO_FENCE))
@@ -137,7 +137,7 @@ class FencedQuerySet(models.QuerySet[M]):
                 " bulk_create(ignore_conflicts=True) and then bulk_update()",
             )
         rows = list(objs)
-        with carrying(rows, self._fence):
+        with assigned_fence(rows, self._fence):
             return super(FencedQuerySet, self._bound(None)).bulk_create(rows, batch_size, *options)
 
     def bulk_update(
@@ -153,7 +153,7 @@ class FencedQuerySet(models.QuerySet[M]):
             changed = super().bulk_update(rows, fields, batch_size)  # calls our update()
         attribute = attribute_of(self.model)
         for row in rows:
-            attribute.doubt(row)
+            attribute.mark_outdated(row)
         return changed
 
     def __and__(self, other: models.QuerySet[M]) -> FencedQuerySet[M]:
@@ -168,19 +168,19 @@ class FencedQuerySet(models.QuerySet[M]):
     def _combined(
         self, other: models.QuerySet[M], combined: models.QuerySet[M]
     ) -> FencedQuerySet[M]:
-        """Bound to the fence of either side: Django takes what one of the two sides has."""
+        """Bound to the fence of either side: Django keeps the attributes of only one side."""
         fences = {self._fence, getattr(other, "_fence", None)} - {None}
         if len(fences) > 1:
             raise LockError("InvalidArgument", "the query sets are bound to two different fences")
         fence = next(iter(fences), None)
         if isinstance(combined, FencedQuerySet):
             return combined._bound(fence)
-        bound = self._bound(fence)  # of a slice, Django makes a query set of the base manager
+        bound = self._bound(fence)  # for a slice, Django returns a query set of the base manager
         bound.query = combined.query
         return bound
 
     def _is_one_statement(self, values: Mapping[str, Any]) -> bool:
-        """Whether Django will make one UPDATE, whose WHERE has the conditions themselves."""
+        """Whether Django will run one UPDATE with the conditions in its WHERE."""
         query: Any = self.query.chain(sql.UpdateQuery)
         query.add_update_values({**values, "fence": self._fence})
         query.get_initial_alias()
@@ -198,7 +198,7 @@ class FencedQuerySet(models.QuerySet[M]):
         """Claim the rows that match, and return their keys."""
         keys = self._keys()
         claim(owner_of(self.model), keys.values(), fence, self.db)
-        # Now they are locked. One that stopped to match before it was claimed is left out.
+        # Now they are locked. Leave out rows that stopped matching before they were claimed.
         still = self._keys()
         return [key for key in keys if key in still]
 
@@ -238,7 +238,7 @@ class FencedQuerySet(models.QuerySet[M]):
 
 def _refuse_another_fence(values: Mapping[str, Any], fence: str) -> None:
     if values.get("fence", fence) != fence:
-        raise LockError("InvalidArgument", "fenced() sets the fence: do not give another one")
+        raise LockError("InvalidArgument", "fenced() sets the fence: do not pass another one")
 
 
 def _without_the_fence(update_fields: Collection[str]) -> list[str]:
@@ -248,11 +248,11 @@ def _without_the_fence(update_fields: Collection[str]) -> list[str]:
     return kept
 
 
-_FENCED_THROUGH_OURS: Final = frozenset(
+_FENCED_BY_OUR_METHODS: Final = frozenset(
     {"get_or_create", "aget_or_create", "acreate", "abulk_create", "abulk_update"}
     | {"adelete", "aupdate", "aupdate_or_create"}
 )
-"""Methods of Django that write only through methods that are fenced above."""
+"""Methods of Django that write only through the fenced methods above."""
 
 
 def _refused_if_fenced(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,13 +264,13 @@ def _refused_if_fenced(name: str, method: Callable[..., Any]) -> Callable[..., A
     return refuse_or_call
 
 
-def _refuse_the_rest() -> None:
-    """Whatever else writes, in this Django or a later one, is refused on a fenced query set."""
-    known = _FENCED_THROUGH_OURS | set(vars(FencedQuerySet))
+def _refuse_other_writes() -> None:
+    """Make every other method that writes, in any version of Django, refuse a fenced query set."""
+    known = _FENCED_BY_OUR_METHODS | set(vars(FencedQuerySet))
     for name in set(dir(models.QuerySet)) - known:
         method = getattr(models.QuerySet, name)
         if getattr(method, "alters_data", False):
             setattr(FencedQuerySet, name, _refused_if_fenced(name, method))
 
 
-_refuse_the_rest()
+_refuse_other_writes()

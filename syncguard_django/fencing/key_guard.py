@@ -1,6 +1,6 @@
 """``guard``: one row for each key, with the highest fence that was seen for it.
 
-Protects whatever the same transaction writes. Knows the table ``FenceMark`` and nothing of
+Protects everything that the same transaction writes. Uses the table ``FenceMark``, and not
 ``FencedModel``.
 """
 
@@ -20,11 +20,11 @@ from syncguard_django.settings import DEFAULT_ALIAS, configuration
 
 
 def guard(key: str, fence: str, *, using: str = DEFAULT_ALIAS, database: str | None = None) -> None:
-    """Refuse to go on if a higher fence was seen for this key. Call it first in a transaction.
+    """Raise ``StaleFence`` if a higher fence was seen for this key. Call it first in a transaction.
 
-    Records the fence, and keeps later holders waiting until this transaction ends. The same
-    holder may come again with the same fence. ``using`` is the alias of the lock, ``database``
-    that of the database. Raises ``StaleFence``.
+    Records the fence, and makes later holders wait until this transaction ends. The same holder
+    may call it again with the same fence. ``using`` is the alias of the lock, ``database``
+    that of the database.
     """
     fence = checked_fence(fence)
     digest = key_digest(key, using)
@@ -41,14 +41,14 @@ def guard(key: str, fence: str, *, using: str = DEFAULT_ALIAS, database: str | N
 
 
 def forget(key: str, *, using: str = DEFAULT_ALIAS, database: str | None = None) -> bool:
-    """Let the guard accept any fence for this key again. False: it knew none."""
+    """Let the guard accept any fence for this key again. False: it had recorded none."""
     database = database or router.db_for_write(FenceMark)
     marks = FenceMark.objects.using(database).filter(pk=key_digest(key, using))
     return bool(marks.delete()[0])
 
 
 def key_digest(key: str, using: str = DEFAULT_ALIAS) -> str:
-    """What names a key in the database: SHA-256, because the display hash is no identity."""
+    """The name of a key in the database: SHA-256, because display hashes can change or collide."""
     prefix = configuration().of(using).key_prefix
     return hashlib.sha256(f"{prefix}\0{normalize_and_validate_key(key)}".encode()).hexdigest()
 

@@ -16,7 +16,7 @@ from django.db import connections, models
 from syncguard_django.fencing.fence_values import StaleFence
 
 BATCH: Final = 500
-"""Keys in one statement: every database accepts that many parameters."""
+"""Keys per statement: every database accepts this many parameters."""
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def is_inherited(model: type[models.Model]) -> bool:
 
 
 def key_in_owner(row: models.Model) -> Any:
-    """The primary key of the row in the table that has the fence; None: it has none yet."""
+    """The primary key of the row in the table that has the fence; None if it has none yet."""
     owner = owner_of(type(row))
     key = row._get_pk_val(owner._meta)
     for step in reversed(row._meta.get_path_to_parent(owner)):
@@ -48,7 +48,7 @@ def key_in_owner(row: models.Model) -> Any:
 
 
 def claim(owner: type[models.Model], keys: Iterable[Any], fence: str, using: str) -> int:
-    """Stamp these rows, which locks them. Returns how many there are; raises ``StaleFence``."""
+    """Set the fence of these rows, which locks them. Returns how many; raises ``StaleFence``."""
     claimed = 0
     for batch in batches(keys):
         rows = owner._base_manager.using(using).filter(pk__in=batch)
@@ -63,8 +63,8 @@ def refuse_if_higher(rows: models.QuerySet[Any], fence: str, using: str) -> None
     """Raise ``StaleFence`` if one of the rows carries a higher fence."""
     higher = rows.filter(fence__gt=fence).order_by("-fence")
     if connections[using].vendor == "mysql":
-        # At REPEATABLE READ, MySQL's UPDATE sees the rows as they are, and its plain SELECT as
-        # they were when the transaction began. A locking read sees what the UPDATE saw.
+        # At REPEATABLE READ, MySQL's UPDATE reads the current rows, and a plain SELECT reads the
+        # rows as they were when the transaction began. A locking SELECT reads the current rows.
         higher = higher.select_for_update()
     seen = higher.values_list("fence", flat=True).first()
     if seen is not None:

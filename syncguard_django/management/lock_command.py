@@ -1,7 +1,7 @@
-"""What the commands about locks have in common: which aliases, and how they end.
+"""Shared by the commands about locks: the choice of aliases, and the exit codes.
 
-They answer a question with their exit code, so 1 must mean "no" and nothing else. Whatever keeps
-them from an answer ends with 2, also a wrong setting, for which Django would end with 1.
+The exit code is the answer: 1 means "no" and nothing else. Every error exits with 2, also an
+invalid setting, for which Django would exit with 1.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ YES: Final = 0
 NO: Final = 1
 NO_ANSWER: Final = 2
 
-_VALUED: Final = ("--lock-id", "--key")
+_OPTIONS_WITH_VALUE: Final = ("--lock-id", "--key")
 
 
 class LockCommand(BaseCommand):
-    """A command that asks about locks."""
+    """A command about locks."""
 
     requires_system_checks = (TAG,)
 
     def run_from_argv(self, argv: list[str]) -> None:
-        # One lock id in 64 begins with a dash, and a key may. argparse would read an option.
+        # One lock id in 64 begins with a dash, and a key may too. argparse would read such a value
+        # as an option.
         super().run_from_argv([*argv[:2], *_values_joined(argv[2:])])
 
     def check(self, *args: Any, **kwargs: Any) -> None:
@@ -39,7 +40,7 @@ class LockCommand(BaseCommand):
 
 
 def aliases(using: str | None) -> tuple[str, ...]:
-    """The alias that was named, or all of them."""
+    """The given alias, or all aliases."""
     known = tuple(locks)
     if using is None:
         return known
@@ -53,10 +54,10 @@ def no_answer(text: str) -> CommandError:
 
 
 def _values_joined(arguments: Sequence[str]) -> list[str]:
-    """``--lock-id -x`` as ``--lock-id=-x``, which argparse reads as it was meant."""
+    """``--lock-id -x`` as ``--lock-id=-x``, which argparse reads as a value."""
     joined: list[str] = []
     for argument in arguments:
-        if joined and joined[-1] in _VALUED:
+        if joined and joined[-1] in _OPTIONS_WITH_VALUE:
             joined[-1] += f"={argument}"
         else:
             joined.append(argument)

@@ -123,4 +123,4 @@ def test_every_command_works_with_one_alias_and_the_defaults():
     assert code == 0
     assert run("syncguard_status", "--key", KEY)[1] == 1
     out, _ = run("syncguard_guard", "--forget", KEY, "--no-input")
-    assert out.startswith("The guard knows no fence of key ")
+    assert out.startswith("The guard has recorded no fence of key ")

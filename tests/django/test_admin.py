@@ -53,7 +53,7 @@ def test_a_holder_is_text_and_not_markup(backend, viewer):
 def test_no_locks_is_a_page_that_says_so(viewer):
     html = page(viewer)
     assert "No locks are held right now." in html
-    assert "Locks that a client in another language took are not in this list" in html
+    assert "Locks that clients in other programming languages acquired are not in this list" in html
 
 
 def test_a_search_without_result_is_a_page_that_says_so(backend, viewer):
@@ -410,8 +410,10 @@ def test_a_holder_that_leaves_in_the_last_moment_is_written_down_as_gone(
     text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Nothing was released")
     entry = LogEntry.objects.get()
-    assert entry.object_repr.startswith("Not released, it was free: ")
-    assert entry.change_message.startswith("Tried to force-release; the holder had gone: fence 1,")
+    assert entry.object_repr.startswith("Not released, no longer held: ")
+    assert entry.change_message.startswith(
+        "Tried to force-release; the holder no longer held it: fence 1,"
+    )
 
 
 def test_a_release_whose_outcome_is_unknown_is_written_down(backend, releaser, monkeypatch):

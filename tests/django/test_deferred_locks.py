@@ -625,7 +625,7 @@ def test_a_forked_child_releases_nothing_and_enters_nothing_again(books, backend
         assert raised.value.code == "AcquisitionTimeout"
         ended = connections[books].__dict__["_syncguard_transaction_end"]
         ended.refuse_if_lost(lambda: None)
-        ended.has_come(committed=True)
+        ended.transaction_ended(committed=True)
 
     with transaction.atomic(using=books):
         with lock("invoice:42"):

@@ -136,7 +136,7 @@ def test_what_a_later_django_adds_is_refused(monkeypatch):
 
     overwrite.alters_data = True
     monkeypatch.setattr(models.QuerySet, "overwrite", overwrite, raising=False)
-    fenced_queries._refuse_the_rest()
+    fenced_queries._refuse_other_writes()
     try:
         assert Entry.objects.all().overwrite() == "written"
         with pytest.raises(LockError, match=r"overwrite\(\) cannot be fenced"):

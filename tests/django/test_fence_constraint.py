@@ -275,7 +275,7 @@ def test_a_model_that_does_not_own_the_column_is_an_error(monkeypatch):
 
     assert messages(monkeypatch, Bill) == [
         Error(
-            "'bill_fence' is a FenceNeverDecreases, and the table of this model has no fence.",
+            "'bill_fence' is a FenceNeverDecreases, but the table of this model has no fence.",
             hint="Move it to the model that inherits from FencedModel: with multi-table"
             " inheritance, that is the parent.",
             obj=Bill,
@@ -297,7 +297,7 @@ def test_a_manager_that_knows_no_fences_is_a_warning(monkeypatch):
 
     (message,) = messages(monkeypatch, Bill)
     assert (message.id, message.obj) == ("syncguard.W020", Bill)
-    assert "The manager 'plain' gives no FencedQuerySet" in message.msg
+    assert "The manager 'plain' returns no FencedQuerySet" in message.msg
 
 
 def messages(monkeypatch, model):
@@ -307,7 +307,7 @@ def messages(monkeypatch, model):
 
 
 class Other:
-    """A connection to a database that gets no trigger."""
+    """A connection to a database for which there is no trigger."""
 
     vendor, display_name = "oracle", "Oracle"
 
@@ -323,7 +323,7 @@ def test_another_database_gets_no_trigger_and_a_warning():
     (message,) = CONSTRAINT.check(Sealed, Other)
     assert isinstance(message, Warning)
     assert (message.id, message.obj) == ("syncguard.W021", Sealed)
-    assert "Oracle gets no trigger" in message.msg
+    assert "Oracle has no trigger" in message.msg
 
 
 def test_django_asks_it_when_a_database_is_named(monkeypatch, database):

@@ -180,7 +180,7 @@ def test_what_is_no_key_is_refused():
 
 def test_the_error_says_what_to_do():
     text = str(StaleFence(ONE, TWO))
-    assert "Your lock has passed to another holder; stop" in text
+    assert "Another holder has your lock now: stop" in text
     assert "manage.py syncguard_guard --forget KEY" in text
     assert "FENCE_FLOOR" in text
 
@@ -351,7 +351,7 @@ def test_it_asks_first(forget):
 @pytest.mark.django_db
 def test_an_unknown_key_is_said_so(forget):
     assert forget("--forget", "invoice:42").startswith("The guard will accept any fence")
-    assert "knows no fence" in forget("--forget", "invoice:42", "--no-input")
+    assert "has recorded no fence" in forget("--forget", "invoice:42", "--no-input")
 
 
 @pytest.mark.django_db

@@ -154,7 +154,7 @@ def test_a_key_that_is_held_in_two_aliases_needs_the_alias():
         locks[name].acquire("a", ttl_ms=60_000)
     result = run("--key", "a", "--no-input")
     assert result.code == 2
-    assert "Several locks match: give --using" in result.err
+    assert "Several locks match: pass --using" in result.err
     assert run("--key", "a", "--using", "two", "--no-input").code == 0
     assert locks["one"].is_locked("a")
     assert not locks["two"].is_locked("a")
@@ -196,7 +196,7 @@ def test_without_an_account_the_log_file_knows_and_the_command_says_so(backend, 
     with caplog.at_level(logging.WARNING, "syncguard.audit"):
         result = run("--key", "a", "--no-input")
     assert result.code == 0
-    assert "name an account with --user" in result.err
+    assert "pass an account with --user" in result.err
     begun, released = caplog.messages
     assert begun.startswith(f"force-release of {backend.hash('a')} (fence 000000000000001, alias")
     assert begun.endswith(": begun")
@@ -223,7 +223,7 @@ def test_a_holder_that_leaves_in_the_last_moment_ends_with_1(backend, monkeypatc
     monkeypatch.setattr(RedisBackend, "release", leave_first)
     result = run("--key", "a", "--no-input", "--user", "ann")
     assert result.code == 1
-    assert "does not have the lock any more" in result.out
+    assert "no longer holds the lock" in result.out
     assert LogEntry.objects.get().object_repr.startswith("Not released")
 
 
@@ -239,5 +239,5 @@ def test_a_redis_that_hangs_in_the_last_moment_ends_with_2(backend, monkeypatch,
     monkeypatch.setattr(RedisBackend, "release", hang)
     result = run("--key", "a", "--no-input", "--user", "ann")
     assert result.code == 2
-    assert "Perhaps it was released" in result.err
+    assert "The lock may have been released" in result.err
     assert LogEntry.objects.get().object_repr.startswith("Perhaps released (NetworkTimeout)")

@@ -82,7 +82,7 @@ def test_an_alias_prints_without_its_secrets():
         ("TTL_MS", True, "must be a whole number of milliseconds above 0"),
         ("TTL_MS", 0, "must be a whole number of milliseconds above 0"),
         ("ACQUISITION", 5, "must be a dictionary"),
-        ("ACQUISITION", {"timeout": 5}, "may hold only max_retries, retry_delay_ms, backoff"),
+        ("ACQUISITION", {"timeout": 5}, "may contain only max_retries, retry_delay_ms, backoff"),
         ("ACQUISITION", {"timeout_ms": -1}, "timeout_ms must be a whole number"),
         ("OPTIONS", ["ssl"], "must be a dictionary of client options"),
         ("OPTIONS", {1: 2}, "must be a dictionary of client options"),

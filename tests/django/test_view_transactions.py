@@ -183,7 +183,7 @@ def test_a_view_that_is_called_directly_gets_no_transaction(atomic_requests):
 def test_an_async_function_cannot_hold_until_the_transaction():
     async def settle(): ...
 
-    with pytest.raises(LockError, match="ends with its block"):
+    with pytest.raises(LockError, match="not possible for an async def"):
         locked(key="x", until="transaction")(settle)
     assert locked(key="x", until="block")(settle)
 

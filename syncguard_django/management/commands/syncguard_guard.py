@@ -1,4 +1,4 @@
-"""``manage.py syncguard_guard --forget KEY``: for a guard that Redis's lost counters locked out."""
+"""``manage.py syncguard_guard --forget KEY``: for use after the server lost its fence counters."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from syncguard_django.settings import DEFAULT_ALIAS
 class Command(BaseCommand):
     help = (
         "Forgets the highest fence that the fence guard has seen for a key. Needed once for a key"
-        " after Redis lost its fence counters: then every new holder carries a lower fence."
+        " after the lock server lost its fence counters: then every new holder has a lower fence."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--forget", metavar="KEY", required=True, help="the key of the lock")
         parser.add_argument("--using", default=DEFAULT_ALIAS, help="the alias of the lock")
-        parser.add_argument("--database", default=None, help="the database that is guarded")
+        parser.add_argument("--database", default=None, help="the database that the guard protects")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
         )
@@ -41,11 +41,11 @@ class Command(BaseCommand):
         if known:
             self.stdout.write(f"Forgot the fence of {name}.")
         else:
-            self.stdout.write(f"The guard knows no fence of {name}.")
+            self.stdout.write(f"The guard has recorded no fence of {name}.")
 
     def _agreed(self, name: str) -> bool:
         self.stdout.write(
-            f"The guard will accept any fence for {name}, also that of a holder who lost its lock"
-            " long ago.\nMake sure that none is still at work."
+            f"The guard will accept any fence for {name}, also the fence of a holder that lost its"
+            " lock long ago.\nMake sure that no such holder still runs."
         )
         return input("Forget it? [y/N] ").strip().lower() in ("y", "yes")

@@ -1,8 +1,8 @@
-"""``manage.py syncguard_release``: free the lock of a holder that is gone for good.
+"""``manage.py syncguard_release``: release the lock of a holder that no longer runs.
 
-By its raw key, or by the hash that pages, commands and logs show. Shows the holder, asks, writes
-the same audit as the admin page, and ends with 0 if it released, with 1 if there was nothing to
-release, or with 2 if it could not tell.
+By its raw key, or by the hash that pages, commands and logs show. Shows the holder, asks for
+confirmation, and writes the same audit as the admin page. The exit code is 0 if it released the
+lock, 1 if nothing was released, and 2 after an error.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _HASH: Final = re.compile(r"[0-9a-f]{8,24}")
 
 class Command(LockCommand):
     help = (
-        "Frees the lock of a key, whoever holds it. The holder is not stopped: unless what it"
-        " writes is fenced, make sure first that it is gone."
+        "Releases the lock of a key, for any holder. This does not stop the holder: unless its"
+        " writes are fenced, first make sure that it no longer runs."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -38,7 +38,7 @@ class Command(LockCommand):
             "hash", metavar="HASH", nargs="?", help="the key's hash, or its first 8 digits or more"
         )
         which.add_argument("--key", metavar="RAW_KEY", help="the key of the lock")
-        parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
+        parser.add_argument("--using", metavar="ALIAS", help="only this alias; default: all")
         parser.add_argument("--user", metavar="USERNAME", help="your account, for the admin's log")
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="do not ask"
@@ -54,12 +54,14 @@ class Command(LockCommand):
             self._end("Nothing was released.")
         outcome = force_release.release(holder, actor)
         if isinstance(outcome, Failure):
-            raise no_answer(f"{outcome}. Perhaps it was released; look again.")
+            raise no_answer(
+                f"{outcome}. The lock may have been released; check with syncguard_status."
+            )
         if not outcome:
-            self._end("Nothing was released: that holder does not have the lock any more.")
+            self._end("Nothing was released: that holder no longer holds the lock.")
         self.stdout.write(self.style.SUCCESS("Released."))
         if not actor.is_in_the_admins_log:
-            self.stderr.write("The admin's log does not know of it: name an account with --user.")
+            self.stderr.write("The admin's log has no entry for this: pass an account with --user.")
 
     def _found(self, options: dict[str, Any]) -> Holder | None:
         found: list[Holder] = []
@@ -71,12 +73,13 @@ class Command(LockCommand):
         if len(found) > 1:
             shown = status_output.table([holder.lock for holder in found], with_alias=True)
             text = "\n".join(shown)
-            raise no_answer(f"{text}\nSeveral locks match: give --using, or more of the hash.")
+            raise no_answer(f"{text}\nSeveral locks match: pass --using, or more of the hash.")
         return found[0] if found else None
 
     def _agreed(self) -> bool:
         self.stdout.write(
-            "The lock will be free at once. The holder is not stopped: make sure that it is gone."
+            "The lock will be free immediately. This does not stop the holder: make sure that it no"
+            " longer runs."
         )
         try:
             return input("Release it? [y/N] ").strip().lower() in ("y", "yes")
@@ -94,12 +97,13 @@ def _holders(using: str, options: dict[str, Any]) -> list[Holder]:
         return [] if holder is None else [holder]
     beginning = options["hash"].strip().lower()
     if not _HASH.fullmatch(beginning):
-        raise no_answer("a hash has 24 digits out of 0-9 a-f; give at least the first 8")
+        raise no_answer("a hash has 24 digits, 0-9 and a-f; pass at least the first 8")
     return live_locks.find_by_hash(using, beginning, at_most=10)
 
 
 def _actor(username: str | None) -> force_release.Actor:
-    """Whoever runs the command; and an account of this site, named or of the same name."""
+    """The login that runs the command, and an account of this site: the given one, or the one with
+    the same name."""
     try:
         login = getpass.getuser()
     except (OSError, KeyError):  # a container whose user has no name
@@ -109,8 +113,10 @@ def _actor(username: str | None) -> force_release.Actor:
         accounts = get_user_model()._default_manager
         account = {get_user_model().USERNAME_FIELD: username or login}
         pk = accounts.filter(**account).values_list("pk", flat=True).first()
-    except (ImproperlyConfigured, DatabaseError):  # no accounts, or none that can be read now
+    except (ImproperlyConfigured, DatabaseError):  # no user model, or no database
         pk = None
     if username is not None and pk is None:
-        raise no_answer("there is no such account: --user names who releases, for the admin's log")
+        raise no_answer(
+            "there is no such account: --user is an account of this site, for the admin's log"
+        )
     return force_release.Actor(name if username is None else f"{username} ({name})", pk)

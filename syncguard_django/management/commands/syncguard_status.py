@@ -1,7 +1,7 @@
 """``manage.py syncguard_status``: the live locks, and the health of the server that holds them.
 
-Asks ``live_locks``, prints what ``status_output`` made of the answer, and ends with 0, with 1 for
-findings or for a lock that is free, or with 2 for a server that did not answer.
+Reads ``live_locks``, formats with ``status_output``, and prints. The exit code is 0; 1 for findings
+or for a lock that is free; 2 for a server that did not answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from syncguard_django import live_locks, status_output
 from syncguard_django.live_locks import AliasHealth, Failure, Holder, LiveLock
 from syncguard_django.management.lock_command import NO, NO_ANSWER, YES, LockCommand, aliases
 
-_HOME: Final = "\x1b[H"
+_CURSOR_HOME: Final = "\x1b[H"
 _ERASE_BELOW: Final = "\x1b[J"
 _ERASE_LINE: Final = "\x1b[K"
 
@@ -29,11 +29,11 @@ _ERASE_LINE: Final = "\x1b[K"
 class Command(LockCommand):
     help = (
         "Shows the live locks, sanitized, or checks the server behind them. With --key or"
-        " --lock-id, the exit code is 0 if it is locked, 1 if it is free, 2 if that cannot be told."
+        " --lock-id, the exit code is 0 if it is locked, 1 if it is free, 2 if that is unknown."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--using", metavar="ALIAS", help="one alias; all of them without")
+        parser.add_argument("--using", metavar="ALIAS", help="only this alias; default: all")
         what = parser.add_mutually_exclusive_group()
         what.add_argument("--key", metavar="RAW_KEY", help="look up the lock of this key")
         what.add_argument("--lock-id", metavar="ID", help="look up the lock with this id")
@@ -44,14 +44,14 @@ class Command(LockCommand):
             help="report the server's state; exit code 0, 1 or 2",
         )
         parser.add_argument("--format", choices=("table", "json", "ndjson"), default="table")
-        parser.add_argument("--limit", type=_positive, default=100, help="show at most so many")
+        parser.add_argument("--limit", type=_positive, default=100, help="show at most this many")
         parser.add_argument(
             "--watch",
             nargs="?",
             type=_seconds,
             const=2.0,
             metavar="SECONDS",
-            help="show it again and again, every 2 seconds, until Ctrl-C",
+            help="repeat every SECONDS, by default every 2, until Ctrl-C",
         )
 
     def handle(self, *_args: Any, **options: Any) -> None:
@@ -62,7 +62,7 @@ class Command(LockCommand):
         show = self._chosen()
         try:
             code = self._watch(show, options["watch"]) if options["watch"] else self._once(show)
-        except BrokenPipeError:  # "| head" has read enough
+        except BrokenPipeError:  # the reader, such as head, has closed the pipe
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
         if code:
@@ -76,7 +76,7 @@ class Command(LockCommand):
         looks_up = self._options["key"] is not None or self._options["lock_id"] is not None
         return self._show_lookup if looks_up else self._show_locks
 
-    # -- once, or again and again -------------------------------------------------------------
+    # -- once, or repeatedly ------------------------------------------------------------------
 
     def _once(self, show: Callable[[], tuple[list[str], list[Failure], int]]) -> int:
         lines, failures, code = show()
@@ -100,7 +100,7 @@ class Command(LockCommand):
     def _draw(self, lines: Sequence[str]) -> None:
         if self.stdout.isatty():
             body = "".join(f"{line}{_ERASE_LINE}\n" for line in "\n".join(lines).splitlines())
-            self.stdout.write(_HOME + body + _ERASE_BELOW, ending="")
+            self.stdout.write(_CURSOR_HOME + body + _ERASE_BELOW, ending="")
         else:
             self.stdout.write("\n".join(lines))
         self.stdout.flush()

@@ -1,7 +1,7 @@
-/* The page of live locks: durations that run, and a list that refreshes itself.
+/* The page of live locks: updates the durations, and refreshes the list.
  *
- * External, and touches no inline style or script: a strict Content-Security-Policy holds. Without
- * it the page works, and stands still.
+ * An external file that sets no inline style or script, so that a strict Content-Security-Policy
+ * allows it. Without it the page works, but does not update.
  */
 "use strict";
 {
@@ -9,7 +9,7 @@
   const TICK_MS = 250;
   const SOON_MS = 5000;
   const PAUSED = "syncguard-paused";
-  // What a refresh replaces: the list, and every place where a theme counts its locks.
+  // What a refresh replaces: the list, and every place where a theme shows the number of locks.
   const PARTS = [
     "#syncguard-live",
     "#syncguard-pages",
@@ -18,10 +18,10 @@
     "#header-inner h1", // django-unfold
   ];
 
-  // In the language of the page, once it is there.
+  // Replaced by the words in the language of the page when it has loaded.
   let words = { under: "under 1 s", days: "d", expired: "expired" };
 
-  // Says what durations.py says.
+  // The same as for_people() in durations.py.
   const forPeople = (ms) => {
     const seconds = Math.floor(Math.max(0, ms) / 1000);
     const [minutes, hours, days] = [60, 3600, 86400].map((unit) => Math.floor(seconds / unit));
@@ -66,7 +66,7 @@
     let paused = sessionStorage.getItem(PAUSED) === "yes";
     let signedOut = false;
 
-    // Only what is new is announced: a screen reader is not to be interrupted every five seconds.
+    // Announce only changes: a screen reader must not interrupt the user every five seconds.
     const announce = (text) => {
       if (status.textContent !== text) status.textContent = text;
     };
@@ -84,7 +84,7 @@
       show(phrases.updated.replace("{time}", time), spoken);
     };
 
-    // Whoever is in the middle of the list, with the keyboard or a selection, is left in peace.
+    // Do not replace parts that contain the keyboard focus or a selection.
     const isInUse = () => {
       const selection = document.getSelection();
       const selected = selection && !selection.isCollapsed ? selection.anchorNode : null;
@@ -109,7 +109,7 @@
       for (const selector of PARTS) {
         const [shown, fresh] = [document, page].map((where) => where.querySelector(selector));
         if (fresh) shown?.replaceWith(document.adoptNode(fresh));
-        else shown?.replaceChildren(); // nothing to count: it stays, empty, for the next refresh
+        else shown?.replaceChildren(); // no number: keep the empty element for the next refresh
       }
       document.querySelector("#syncguard-live .results")?.scrollTo(scrolled, 0);
       readClocks();
