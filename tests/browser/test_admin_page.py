@@ -98,7 +98,7 @@ def test_live_locks_are_listed(page):
     assert page.all(".field-holder_label") == ["cron", "ward-3"]
 
 
-def test_nothing_inline_is_allowed_to_run(page):
+def test_the_policy_forbids_inline_scripts(page):
     """The policy is in force: what a page may not do, the browser refuses and says so."""
     script = "const s = document.createElement('script'); s.textContent = 'window.ran = true';"
     page.driver.execute_script(f"{script} document.head.append(s)")
@@ -117,7 +117,7 @@ def test_the_countdown_runs(page):
     page.wait_for(lambda: page.text(".field-held_for") != before[1])
 
 
-def test_a_lock_that_expires_while_it_is_shown_says_so(page):
+def test_a_lock_that_expires_while_it_is_shown_is_marked_expired(page):
     locks["default"].acquire("short", ttl_ms=1_500)
     page.open()
     page.click("#syncguard-pause")
@@ -146,14 +146,14 @@ def test_the_refresh_can_be_paused_and_resumed(page):
     page.wait_for(lambda: page.rows == [shown_hash("later")])
 
 
-def test_a_pause_survives_turning_the_page(page):
+def test_a_pause_lasts_when_the_page_is_loaded_again(page):
     page.click("#syncguard-pause")
     page.open()
     assert page.text("#syncguard-pause") == "Resume refresh"
 
 
 @pytest.mark.usefixtures("held")
-def test_a_raw_key_is_found_and_enters_no_address(page):
+def test_a_raw_key_is_found_and_is_never_in_an_address(page):
     locks["default"].acquire("other", ttl_ms=60_000)
     page.open()
     page.type("#syncguard-find-key", KEY)
@@ -180,7 +180,7 @@ def test_a_lock_is_released_through_the_confirmation(page, held):
 
 
 @pytest.mark.usefixtures("held")
-def test_taking_it_back_releases_nothing(page):
+def test_going_back_from_the_confirmation_releases_nothing(page):
     page.open()
     page.click(".syncguard-release")
     page.click(".syncguard-no")
@@ -216,7 +216,7 @@ def test_dark_mode_is_dark(page, photograph):
 
 
 @pytest.mark.usefixtures("held")
-def test_a_redis_that_dies_is_told_and_comes_back(page, guarded_redis):
+def test_the_page_reports_a_dead_redis_and_recovers(page, guarded_redis):
     page.open()
     guarded_redis.kill()
     page.wait_for(lambda: page.all(".syncguard-down"))
@@ -225,7 +225,7 @@ def test_a_redis_that_dies_is_told_and_comes_back(page, guarded_redis):
     page.wait_for(lambda: page.all(".syncguard-empty"))
 
 
-def test_a_holder_is_not_squeezed_into_a_few_letters_a_line(page):
+def test_the_holder_column_has_a_minimum_width(page):
     """With two aliases the table shares 1280 pixels with the navigation and the filter."""
     hold_some("default")
     narrow(page.driver, 1280)
@@ -244,7 +244,7 @@ def test_a_holder_is_not_squeezed_into_a_few_letters_a_line(page):
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_a_search_is_counted_anew_with_every_refresh(page):
+def test_every_refresh_updates_the_number_of_results(page):
     locks["default"].acquire("other", ttl_ms=600_000, holder="somebody")
     with locks["default"].acquire("mine", ttl_ms=600_000, holder="ward-3"):
         page.open(f"{LIST}?q=ward")
@@ -257,7 +257,7 @@ def narrow(driver, width):
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
 
-def test_on_a_telephone_a_lock_is_a_card(page):
+def test_on_a_phone_each_lock_is_a_card(page):
     hold_some("default")
     locks["default"].acquire("long", ttl_ms=900_000, holder="x" * 200)
     narrow(page.driver, 400)
@@ -283,7 +283,7 @@ def test_on_a_telephone_a_lock_is_a_card(page):
 
 
 @pytest.mark.usefixtures("held")
-def test_the_way_to_the_release_and_back_keeps_the_filters(page):
+def test_release_pages_keep_the_filters_of_the_list(page):
     for way_back in (".syncguard-no", ".breadcrumbs a[href*=lock]"):
         page.open(f"{LIST}?using=default&q=ward&o=-3")
         page.click(".syncguard-release")
@@ -300,7 +300,7 @@ def test_a_dead_redis_has_an_unknown_number_of_locks(page, guarded_redis):
     assert status.get_attribute("textContent") == "The number of locks is unknown"
 
 
-def test_whoever_was_signed_out_is_told_so(page):
+def test_the_page_says_when_the_session_has_ended(page):
     page.driver.delete_all_cookies()
     page.wait_for(
         lambda: page.text(".syncguard-updated") == "You are signed out. Load the page again."
@@ -313,7 +313,7 @@ def test_the_sidebar_and_the_filter_are_djangos_own(page):
     assert "By alias" in page.text("#changelist-filter")
 
 
-def test_neither_the_log_nor_the_pages_hold_a_secret(page, held, access_log):
+def test_neither_the_log_nor_the_pages_contain_a_secret(page, held, access_log):
     page.open()
     page.type("#syncguard-find-key", KEY)
     page.click(".syncguard-find button")

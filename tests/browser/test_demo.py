@@ -109,7 +109,7 @@ def page(chromium, address, photograph):
     page.prefer("")
 
 
-def test_a_newcomer_is_greeted_without_an_error(page):
+def test_the_first_page_shows_no_error(page):
     """Before the first scene has run: the state was read, and nothing is red."""
     page.wait_for(lambda: page.texts("#timeline .lane"))
     state = "return fetch(document.body.dataset.state).then(response => response.json())"
@@ -140,7 +140,7 @@ def test_a_report_is_written_by_one_machine(page):
     assert page.texts("#timeline .ghost title")
 
 
-def test_a_silent_redis_loses_the_lock_and_the_holder_is_told(page):
+def test_with_a_hanging_redis_the_lock_is_lost_and_the_holder_notices(page):
     assert "LockLost" in page.play("pause")
     assert "LockLost" in page.texts("#timeline text.burst-text")
     assert page.texts("#timeline text.band-text") == ["Redis is silent"]
@@ -161,7 +161,7 @@ def test_an_earlier_scene_can_be_shown_again(page):
     page.wait_for(lambda: page.texts("#shown")[0].startswith("A killed worker"))
 
 
-def test_it_looks_well_in_light_and_dark(page):
+def test_light_and_dark_have_different_backgrounds(page):
     backgrounds = set()
     for scheme, name in (("light", "landing.png"), ("dark", "landing-dark.png")):
         page.prefer(scheme)
@@ -184,7 +184,7 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(page):
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_on_a_narrow_screen_the_end_of_a_scene_is_in_sight(page):
+def test_on_a_narrow_screen_the_end_of_a_scene_is_visible(page):
     metrics = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     beside = """
@@ -204,7 +204,7 @@ def test_on_a_narrow_screen_the_end_of_a_scene_is_in_sight(page):
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_timeline_comes_into_sight_when_a_scene_starts(page):
+def test_the_timeline_scrolls_into_view_when_a_scene_starts(page):
     metrics = {"width": 1280, "height": 500, "deviceScaleFactor": 1, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     top = "return document.querySelector('.stage').getBoundingClientRect().top / innerHeight"
@@ -238,7 +238,7 @@ def test_nothing_was_refused_or_failed(page):
     assert page.complaints() == []
 
 
-def test_the_policy_forbids_whatever_is_inline(address):
+def test_the_policy_forbids_inline_scripts_and_styles(address):
     for path in ("", "state", "admin/login/", "static/story/landing.js"):
         with urllib.request.urlopen(address + path, timeout=10) as response:  # noqa: S310
             policy = response.headers.get("Content-Security-Policy", "")

@@ -134,7 +134,7 @@ return [...document.querySelectorAll("body *")].filter((other) => {
 """
 
 
-def test_nothing_overlaps_and_no_count_is_left_when_redis_dies(
+def test_when_redis_dies_nothing_overlaps_and_no_count_is_shown(
     themed, chromium, backend, guarded_redis
 ):
     log_in(chromium, themed)

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.usefixtures("backend")
-def test_it_is_called_locks_and_has_its_own_section(viewer):
+def test_the_admin_index_has_a_section_syncguard_with_locks(viewer):
     index = viewer.get("/admin/").content.decode()
     assert "SyncGuard" in index
     assert f'href="{LIST}"' in index
@@ -50,18 +50,18 @@ def test_a_holder_is_text_and_not_markup(backend, viewer):
 
 
 @pytest.mark.usefixtures("backend")
-def test_no_locks_is_a_page_that_says_so(viewer):
+def test_without_locks_the_page_says_so(viewer):
     html = page(viewer)
     assert "No locks are held right now." in html
     assert "Locks that clients in other programming languages acquired are not in this list" in html
 
 
-def test_a_search_without_result_is_a_page_that_says_so(backend, viewer):
+def test_after_a_search_without_result_the_page_says_so(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     assert "No live lock matches." in page(viewer, q="zzz")
 
 
-def test_a_dead_redis_is_a_page_that_says_so(settings, viewer):
+def test_the_page_reports_a_dead_redis(settings, viewer):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://:hunter2@127.0.0.1:1/0"}}
     html = page(viewer)
     assert "Some locks cannot be shown" in html
@@ -71,7 +71,7 @@ def test_a_dead_redis_is_a_page_that_says_so(settings, viewer):
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_redis_that_hangs_is_a_page_within_seconds(viewer, syncguard_redis):
+def test_with_a_hanging_redis_the_page_loads_within_seconds(viewer, syncguard_redis):
     started = time.monotonic()
     with syncguard_redis.paused():
         assert "NetworkTimeout" in page(viewer)
@@ -88,7 +88,7 @@ def test_a_dead_redis_does_not_hide_the_locks_of_another(settings, syncguard_red
     assert rows(viewer) == [shown_hash("a")]
 
 
-def test_a_wrong_setting_is_a_page_that_says_so(settings, viewer):
+def test_the_page_reports_an_invalid_setting(settings, viewer):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://", "BACKEND": "nowhere.Backend"}}
     assert "ImproperlyConfigured" in page(viewer)
 
@@ -162,14 +162,14 @@ def test_pages_of_several_aliases_are_merged(viewer):
     assert rows(viewer, p=2) == wanted[100:]
 
 
-def test_a_page_that_vanished_is_the_last_one(backend, viewer):
+def test_a_page_number_that_no_longer_exists_shows_the_last_page(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     for parameter in ("7", "-1", "x"):
         assert rows(viewer, p=parameter) == [shown_hash("a")]
     assert rows(viewer, p=7, q=shown_hash("a")) == [shown_hash("a")]
 
 
-def test_the_list_asks_no_database_for_locks(backend, viewer):
+def test_the_list_sends_no_query_for_locks(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     page(viewer)
     with CaptureQueriesContext(connection) as queries:
@@ -201,7 +201,7 @@ def test_the_page_is_cheap_with_10000_locks(many_locks, viewer, parameters, comm
 
 
 @pytest.mark.usefixtures("many_locks")
-def test_10000_locks_are_100_a_page(viewer):
+def test_10000_locks_are_shown_100_per_page(viewer):
     assert len(rows(viewer)) == 100
     assert rows(viewer, p=100)[-1] == shown_hash("invoice:9999")
     assert len(rows(viewer, q="w-77")) == 100
@@ -209,7 +209,7 @@ def test_10000_locks_are_100_a_page(viewer):
 
 
 @pytest.mark.usefixtures("many_locks")
-def test_more_locks_than_are_read_is_said(viewer, monkeypatch):
+def test_the_page_says_that_it_read_only_a_part_of_the_locks(viewer, monkeypatch):
     monkeypatch.setattr("syncguard_django.live_locks.LISTED_AT_MOST", 500)
     assert "Only the 500 that expire soonest were sorted and searched" in page(viewer, o="3")
 
@@ -218,7 +218,7 @@ def test_more_locks_than_are_read_is_said(viewer, monkeypatch):
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_stranger_is_sent_to_the_login():
+def test_an_anonymous_visitor_is_redirected_to_the_login():
     for url in (LIST, FIND, RELEASE):
         response = Client().get(url)
         assert response.status_code == 302
@@ -238,7 +238,7 @@ def test_staff_without_permission_get_403_everywhere(backend):
     assert "SyncGuard" not in client.get("/admin/").content.decode()
 
 
-def test_seeing_is_not_releasing(backend, viewer):
+def test_the_view_permission_does_not_allow_releasing(backend, viewer):
     backend.acquire("a", ttl_ms=60_000)
     info = backend.lookup(key="a")
     assert "Release…" not in page(viewer)
@@ -247,7 +247,7 @@ def test_seeing_is_not_releasing(backend, viewer):
     assert backend.is_locked("a")
 
 
-def test_releasing_needs_seeing(backend):
+def test_releasing_needs_the_view_permission_too(backend):
     backend.acquire("a", ttl_ms=60_000)
     client = visitor("release_lock")
     assert client.get(LIST).status_code == 403
@@ -266,14 +266,14 @@ def test_the_permissions_are_view_release_and_view_key():
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("path", ["add/", "x/", "x/change/", "x/delete/", "x/history/", "1/"])
-def test_there_is_nothing_to_add_to_change_or_to_delete(admin_client, path):
+def test_locks_cannot_be_added_changed_or_deleted(admin_client, path):
     assert admin_client.get(f"{LIST}{path}").status_code == 404
 
 
 # Find by key
 
 
-def test_a_raw_key_is_found_without_entering_an_address(backend, viewer):
+def test_a_raw_key_is_found_and_is_never_in_an_address(backend, viewer):
     backend.acquire("invoice:42", ttl_ms=60_000, holder="me")
     backend.acquire("invoice:43", ttl_ms=60_000)
     response = post(viewer, FIND, key="invoice:42", using="default")
@@ -287,7 +287,7 @@ def test_a_raw_key_is_found_without_entering_an_address(backend, viewer):
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_key_that_nobody_holds_is_said_with_its_hash(viewer):
+def test_for_a_free_key_the_page_shows_its_hash(viewer):
     response = post(viewer, FIND, key="invoice:42", using="default")
     text = said(viewer, response)
     assert text == f"Nobody holds the lock of that key. Its hash is {shown_hash('invoice:42')}."
@@ -305,12 +305,12 @@ def test_a_lock_of_another_language_is_found_by_its_key(viewer, syncguard_redis)
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("data", [{"using": "default"}, {}, {"key": "a", "using": "x"}])
-def test_an_incomplete_question_is_said_so(viewer, data):
+def test_an_incomplete_find_form_shows_a_message(viewer, data):
     assert said(viewer, post(viewer, FIND, **data)) == "Choose an alias and type a key."
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_key_that_cannot_be_one_is_said_without_being_shown(viewer):
+def test_an_invalid_key_shows_a_message_without_the_key(viewer):
     text = said(viewer, post(viewer, FIND, key="fence:hunter2", using="default"))
     assert text.startswith("Alias default: InvalidArgument:")
     assert "hunter2" not in text
@@ -333,7 +333,7 @@ def test_with_several_aliases_one_is_chosen(viewer):
 # Force-release
 
 
-def test_releasing_asks_first_and_shows_the_holder(backend, releaser):
+def test_releasing_needs_a_confirmation_that_shows_the_holder(backend, releaser):
     held = backend.acquire("invoice:42", ttl_ms=60_000, holder="worker-7")
     info = backend.lookup(key="invoice:42")
     html = page(releaser)
@@ -347,7 +347,7 @@ def test_releasing_asks_first_and_shows_the_holder(backend, releaser):
     assert backend.is_locked("invoice:42")
 
 
-def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, releaser):
+def test_a_lock_is_released_after_the_confirmation_and_logged(backend, releaser):
     backend.acquire("invoice:42", ttl_ms=60_000)
     info = backend.lookup(key="invoice:42")
     response = post(releaser, RELEASE, **holder_of(info))
@@ -365,7 +365,7 @@ def test_a_lock_is_released_after_the_confirmation_and_written_down(backend, rel
     assert f"Released: {info.key_hash} (fence 1)" in recent
 
 
-def test_a_lock_that_no_search_would_reach_can_be_released(backend, releaser, monkeypatch):
+def test_a_lock_beyond_the_search_limit_can_be_released(backend, releaser, monkeypatch):
     monkeypatch.setattr("syncguard_django.live_locks.LISTED_AT_MOST", 1)
     for number in range(3):
         backend.acquire(f"k{number}", ttl_ms=60_000 + number)
@@ -374,7 +374,7 @@ def test_a_lock_that_no_search_would_reach_can_be_released(backend, releaser, mo
     assert not backend.is_locked("k2")
 
 
-def test_a_stale_page_cannot_free_a_new_holder(backend, releaser):
+def test_a_stale_page_cannot_release_the_lock_of_a_new_holder(backend, releaser):
     backend.acquire("invoice:42", ttl_ms=60_000).release()
     old = backend.acquire("invoice:42", ttl_ms=60_000)
     seen = backend.lookup(key="invoice:42")
@@ -386,7 +386,7 @@ def test_a_stale_page_cannot_free_a_new_holder(backend, releaser):
     assert not LogEntry.objects.exists()
 
 
-def test_a_holder_that_left_meanwhile_needs_no_confirmation(backend, releaser):
+def test_if_the_holder_has_released_there_is_no_confirmation(backend, releaser):
     held = backend.acquire("invoice:42", ttl_ms=60_000)
     seen = backend.lookup(key="invoice:42")
     held.release()
@@ -395,9 +395,7 @@ def test_a_holder_that_left_meanwhile_needs_no_confirmation(backend, releaser):
     assert said(releaser, response).startswith("Nothing was released")
 
 
-def test_a_holder_that_leaves_in_the_last_moment_is_written_down_as_gone(
-    backend, releaser, monkeypatch
-):
+def test_if_the_holder_releases_at_the_last_moment_the_log_says_so(backend, releaser, monkeypatch):
     held = backend.acquire("invoice:42", ttl_ms=60_000)
     seen = backend.lookup(key="invoice:42")
     original = RedisBackend.release
@@ -416,7 +414,7 @@ def test_a_holder_that_leaves_in_the_last_moment_is_written_down_as_gone(
     )
 
 
-def test_a_release_whose_outcome_is_unknown_is_written_down(backend, releaser, monkeypatch):
+def test_a_release_with_an_unknown_outcome_is_logged(backend, releaser, monkeypatch):
     backend.acquire("invoice:42", ttl_ms=60_000)
     seen = backend.lookup(key="invoice:42")
 
@@ -446,7 +444,7 @@ def test_no_other_method_releases(backend, releaser):
     assert backend.is_locked("invoice:42")
 
 
-def test_what_names_no_holder_is_404(backend, releaser):
+def test_parameters_that_identify_no_holder_are_404(backend, releaser):
     backend.acquire("invoice:42", ttl_ms=60_000)
     whole = holder_of(backend.lookup(key="invoice:42"))
     for name in whole:
@@ -454,7 +452,7 @@ def test_what_names_no_holder_is_404(backend, releaser):
     assert releaser.get(RELEASE, {**whole, "using": "nope"}).status_code == 404
 
 
-def test_releasing_on_a_dead_redis_says_so(backend, releaser, syncguard_redis):
+def test_releasing_on_a_dead_redis_shows_an_error(backend, releaser, syncguard_redis):
     backend.acquire("invoice:42", ttl_ms=60_000)
     info = backend.lookup(key="invoice:42")
     releaser.get(LIST)
@@ -464,7 +462,7 @@ def test_releasing_on_a_dead_redis_says_so(backend, releaser, syncguard_redis):
     assert said(releaser, response).startswith("Alias default: ServiceUnavailable")
 
 
-def test_a_forced_release_is_signalled_where_telemetry_is_on(configure, releaser, received):
+def test_a_force_release_sends_a_signal_if_telemetry_is_on(configure, releaser, received):
     configure(TELEMETRY=True)
     locks["default"].acquire("invoice:42", ttl_ms=60_000)
     info = locks["default"].lookup(key="invoice:42")

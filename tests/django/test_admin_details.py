@@ -36,7 +36,7 @@ def fields_of_the_form(html):
     return found
 
 
-def test_with_one_alias_the_form_as_it_is_finds_a_key(backend, viewer):
+def test_with_one_alias_the_find_form_works_with_its_initial_values(backend, viewer):
     """The common case: the field of the alias is hidden, and must not be empty for that."""
     backend.acquire("invoice:42", ttl_ms=60_000)
     data = fields_of_the_form(page(viewer))
@@ -46,12 +46,12 @@ def test_with_one_alias_the_form_as_it_is_finds_a_key(backend, viewer):
 
 
 @pytest.mark.usefixtures("two_aliases")
-def test_the_alias_that_is_filtered_is_chosen_in_the_form(viewer):
+def test_the_find_form_selects_the_alias_of_the_filter(viewer):
     assert '<option value="two" selected>' in page(viewer, using="two")
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_key_that_cannot_be_one_leads_back_to_the_list_as_it_was(viewer):
+def test_an_invalid_key_redirects_to_the_list_with_its_filters(viewer):
     action = re.search(r'<form class="syncguard-find"[^>]* action="([^"]+)"', page(viewer, o="3"))
     response = post(viewer, unescape(action[1]), key="fence:x")
     assert response["Location"] == f"{LIST}?o=3"
@@ -138,7 +138,7 @@ def test_the_locks_of_a_live_redis_are_counted_beside_a_dead_one(settings, syncg
 # The way back
 
 
-def test_the_way_to_the_release_and_back_keeps_the_filters(backend, releaser):
+def test_release_pages_keep_the_filters_of_the_list(backend, releaser):
     backend.acquire("a", ttl_ms=60_000, holder="worker-7")
     [link] = re.findall(
         r'href="([^"]+)">Release…', page(releaser, q="worker", o="-3", using="default")
@@ -153,7 +153,7 @@ def test_the_way_to_the_release_and_back_keeps_the_filters(backend, releaser):
     assert not backend.is_locked("a")
 
 
-def test_the_filters_cannot_lead_to_another_site(backend, releaser):
+def test_the_filters_cannot_redirect_to_another_site(backend, releaser):
     backend.acquire("a", ttl_ms=60_000)
     marks = holder_of(backend.lookup(key="a"))
     html = releaser.get(RELEASE, {**marks, "_changelist_filters": '//evil.example/"><script>'})
@@ -162,7 +162,7 @@ def test_the_filters_cannot_lead_to_another_site(backend, releaser):
     assert response["Location"].startswith(f"{LIST}?")
 
 
-def test_the_breadcrumbs_lead_through_the_section_to_the_list(backend, releaser):
+def test_the_breadcrumbs_link_to_the_app_and_the_list(backend, releaser):
     backend.acquire("a", ttl_ms=60_000)
     asked = releaser.get(RELEASE, holder_of(backend.lookup(key="a"))).content.decode()
     crumbs = re.search(r'<ol class="breadcrumbs[^>]*>(.*?)</ol>', asked, re.DOTALL)[1]
@@ -210,7 +210,7 @@ def test_only_the_alias_that_allows_it_shows_its_keys(settings, syncguard_redis)
     assert KEY not in html
 
 
-def test_no_address_holds_a_key_that_is_shown(configure):
+def test_shown_keys_are_never_in_an_address(configure):
     configure(SHOW_KEYS=True)
     locks["default"].acquire(KEY, ttl_ms=60_000)
     client = visitor("view_lock", "release_lock", "view_lock_key")

@@ -35,7 +35,7 @@ def found(settings, monkeypatch):
     return run
 
 
-def test_a_right_setting_has_nothing_to_report(found):
+def test_a_valid_setting_has_no_messages(found):
     assert found({"default": SECURE}, deploy=True) == {}
 
 
@@ -43,7 +43,7 @@ def test_no_setting_is_an_error(found):
     assert list(found(None)) == ["syncguard.E001"]
 
 
-def test_an_unknown_setting_is_an_error_with_a_guess(found):
+def test_an_unknown_setting_is_an_error_with_a_suggestion(found):
     messages = found({"default": {"LOCATION": "redis://", "PREFIX": "x"}})
     assert messages["syncguard.E002"].hint == "Did you mean KEY_PREFIX?"
 
@@ -58,7 +58,7 @@ def test_a_client_option_that_does_not_exist_is_an_error(found):
     assert 'SYNCGUARD["default"]' in messages["syncguard.E003"].msg
 
 
-def test_a_cache_that_lends_no_redis_is_an_error(found):
+def test_a_cache_that_does_not_use_redis_is_an_error(found):
     assert list(found({"default": {"CACHE": "nope"}})) == ["syncguard.E004"]
 
 
@@ -137,17 +137,17 @@ def test_sharing_a_database_with_a_cache_is_a_warning(found):
     assert "cache.clear() is FLUSHDB" in messages["syncguard.W002"].msg
 
 
-def test_naming_the_database_of_a_cache_is_the_same_danger(found):
+def test_a_location_with_the_database_of_a_cache_is_a_warning(found):
     messages = found({"default": {"LOCATION": "redis://127.0.0.1:6379"}}, caches={"main": CACHE})
     assert list(messages) == ["syncguard.W002"]
 
 
 @pytest.mark.parametrize("remedy", [{"FENCE_FLOOR": "clock"}, {"OPTIONS": {"db": 1}}])
-def test_a_fence_floor_or_a_database_of_its_own_answers_the_warning(found, remedy):
+def test_a_fence_floor_or_a_separate_database_silences_the_warning(found, remedy):
     assert found({"default": {"CACHE": "main", **remedy}}, caches={"main": CACHE}) == {}
 
 
-def test_a_cache_without_redis_is_no_danger(found):
+def test_a_cache_without_redis_causes_no_warning(found):
     local = {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}
     assert found({"default": {"LOCATION": "redis://"}}, caches={"default": local}) == {}
 
@@ -164,16 +164,16 @@ def test_a_cache_without_redis_is_no_danger(found):
         ({"LOCATION": "rediss://redis.example/0", "OPTIONS": {"password": "pw"}}, []),
     ],
 )
-def test_deployment_checks_look_for_carelessness(found, change, expected):
+def test_deployment_checks_report_unsafe_settings(found, change, expected):
     assert list(found({"default": {**SECURE, **change}}, deploy=True)) == expected
 
 
-def test_a_secret_that_follows_from_the_secret_key_is_one(found):
+def test_a_hash_secret_derived_from_the_secret_key_is_enough(found):
     derived = {name: value for name, value in SECURE.items() if name != "HASH_SECRET"}
     assert found({"default": derived}, deploy=True) == {}
 
 
-def test_keys_that_are_shown_are_named_in_production_only(found):
+def test_show_keys_is_only_reported_for_deployment(found):
     aliases = {"default": {**SECURE, "SHOW_KEYS": True}}
     assert found(aliases) == {}
     message = found(aliases, deploy=True)["syncguard.W014"]
@@ -200,7 +200,7 @@ def test_two_aliases_of_the_same_locks_with_different_hashes_are_a_warning(
     assert ("syncguard.W003" in messages) is differ
 
 
-def test_carelessness_is_only_reported_for_deployment(found):
+def test_unsafe_settings_are_only_reported_for_deployment(found):
     assert found({"default": {"LOCATION": "redis://redis.example"}}) == {}
 
 

@@ -70,7 +70,7 @@ def test_a_value_that_only_the_backend_can_judge_is_refused_without_being_shown(
     assert "hunter2" not in str(e.value)
 
 
-def test_an_inspector_is_never_more_patient_than_the_alias(configure):
+def test_the_timeouts_of_an_inspector_are_never_longer_than_those_of_the_alias(configure):
     configure(OPTIONS={"socket_timeout": 0.5})
     inspector = locks.inspector("default")
     assert locks.inspector("default") is inspector
@@ -85,13 +85,13 @@ def test_changing_the_setting_closes_the_connections(configure, syncguard_redis)
     assert connections_of(syncguard_redis) == 0
 
 
-def test_making_a_backend_opens_no_connection(configure, syncguard_redis):
+def test_creating_a_backend_opens_no_connection(configure, syncguard_redis):
     configure()
     assert locks["default"]
     assert connections_of(syncguard_redis) == 0
 
 
-def test_a_lock_takes_the_defaults_of_its_alias(configure, syncguard_redis):
+def test_a_lock_uses_the_defaults_of_its_alias(configure, syncguard_redis):
     configure(TTL_MS=77_000, ACQUISITION={"max_retries": 0, "timeout_ms": 0})
     with lock("invoice:42"):
         with syncguard_redis.client() as client:
@@ -102,7 +102,7 @@ def test_a_lock_takes_the_defaults_of_its_alias(configure, syncguard_redis):
     assert raised.value.code == "AcquisitionTimeout"
 
 
-def test_what_a_lock_names_itself_beats_the_defaults(configure, syncguard_redis):
+def test_arguments_of_a_lock_override_the_defaults(configure, syncguard_redis):
     configure(TTL_MS=77_000)
     with lock("invoice:42", 5_000, holder="me"), syncguard_redis.client() as client:
         assert client.pttl("testsite:invoice:42") <= 5_000
@@ -149,7 +149,9 @@ def test_outside_a_loop_there_is_no_asyncio_backend(configure):
         alocks["default"]
 
 
-def test_each_loop_has_its_own_backend_and_closes_it_as_it_ends(configure, syncguard_redis):
+def test_each_loop_has_its_own_backend_which_is_closed_when_the_loop_ends(
+    configure, syncguard_redis
+):
     configure()
     backends = []
 
@@ -166,7 +168,7 @@ def test_each_loop_has_its_own_backend_and_closes_it_as_it_ends(configure, syncg
     assert connections_of(syncguard_redis) == 0
 
 
-def test_loops_in_two_threads_do_not_meet(configure):
+def test_loops_in_two_threads_have_separate_backends(configure):
     configure()
     found = []
 
@@ -185,7 +187,7 @@ def test_loops_in_two_threads_do_not_meet(configure):
     assert found[0] is not found[1]
 
 
-def test_a_loop_that_ended_without_a_farewell_is_not_kept_for_ever(configure):
+def test_a_loop_that_was_closed_without_shutdown_is_forgotten(configure):
     configure()
 
     async def ask():
@@ -219,7 +221,7 @@ class WithoutTwin(RedisBackend):
     """The twin of its base class would take other locks, or in another way."""
 
 
-def test_a_backend_without_an_asyncio_twin_is_refused(configure, monkeypatch):
+def test_a_backend_without_an_asyncio_class_is_refused(configure, monkeypatch):
     configure(BACKEND=f"{__name__}.WithoutTwin")
     monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(WithoutTwin=WithoutTwin))
 
@@ -235,7 +237,7 @@ def client_options(backend):
     return backend._client.connection_pool.connection_kwargs
 
 
-def test_options_win_over_the_query_of_the_location(configure, syncguard_redis):
+def test_options_override_the_query_of_the_location(configure, syncguard_redis):
     address = f"{syncguard_redis.url}?socket_timeout=17&socket_connect_timeout=18&client_name=shop"
     configure(LOCATION=address, OPTIONS={"socket_timeout": 7})
     kept = client_options(locks["default"])
@@ -245,7 +247,9 @@ def test_options_win_over_the_query_of_the_location(configure, syncguard_redis):
     assert not locks["default"].is_locked("k")
 
 
-def test_the_inspector_is_not_made_patient_by_the_query_of_the_location(configure, syncguard_redis):
+def test_the_query_of_the_location_does_not_lengthen_the_timeouts_of_the_inspector(
+    configure, syncguard_redis
+):
     configure(LOCATION=f"{syncguard_redis.url}?socket_timeout=17&socket_connect_timeout=18")
     kept = client_options(locks.inspector("default"))
     assert kept["socket_timeout"] == kept["socket_connect_timeout"] == 2.0

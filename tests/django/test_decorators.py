@@ -47,7 +47,7 @@ def test_a_function_keeps_its_name_and_its_errors(backend):
     assert not backend.is_locked("report")
 
 
-def test_the_lock_can_be_asked_for_its_fence(configure):
+def test_the_fence_is_available_inside_the_function(configure):
     configure()
 
     @locked(key="outer")
@@ -78,7 +78,7 @@ def test_an_async_function_holds_its_lock_natively(configure):
     assert not locks["default"].is_locked("invoice:42")
 
 
-def test_a_lock_inside_of_itself_is_refused_at_once_or_entered_again(configure):
+def test_a_nested_call_with_the_same_key_is_refused_or_reentrant(configure):
     configure()
 
     @locked(key="invoice:{invoice_id}")
@@ -101,7 +101,7 @@ def test_a_lock_inside_of_itself_is_refused_at_once_or_entered_again(configure):
 
 
 @pytest.mark.parametrize("template", ["{request.user}", "{account}"])
-def test_a_model_makes_no_key_and_the_error_names_its_pk(configure, template):
+def test_a_model_in_a_key_is_refused_and_the_error_suggests_its_pk(configure, template):
     configure()
 
     @locked(key=template)
@@ -115,7 +115,7 @@ def test_a_model_makes_no_key_and_the_error_names_its_pk(configure, template):
     assert "hunter2" not in str(raised.value)
 
 
-def test_a_user_who_is_loaded_late_makes_a_key_by_its_pk(configure):
+def test_the_pk_of_a_lazy_user_can_be_in_a_key(configure):
     configure()
 
     @locked(key="{request.user.pk}:{title}")
@@ -128,7 +128,7 @@ def test_a_user_who_is_loaded_late_makes_a_key_by_its_pk(configure):
     assert locks["default"].acquire("7:yes").fence == "000000000000002"
 
 
-def test_a_memory_address_makes_no_key(configure):
+def test_an_object_whose_text_is_a_memory_address_is_refused_in_a_key(configure):
     configure()
 
     @locked(key="{thing}")
@@ -176,7 +176,7 @@ def test_a_view_is_locked(backend, url):
 
 
 @pytest.mark.parametrize("url", VIEWS)
-def test_a_view_that_cannot_get_its_lock_answers_423_and_when_to_come_again(backend, url):
+def test_a_view_that_cannot_get_its_lock_responds_423_with_retry_after(backend, url):
     with backend.acquire("invoice:42", ttl_ms=20_000):
         response = Client().get(url)
         assert Client().get(url.replace("42", "43")).status_code == 200
@@ -184,7 +184,7 @@ def test_a_view_that_cannot_get_its_lock_answers_423_and_when_to_come_again(back
     assert 18 <= int(response["Retry-After"]) <= 20
 
 
-def test_retry_after_never_promises_more_than_the_view_itself_would_take(backend):
+def test_retry_after_is_at_most_the_ttl_of_the_view(backend):
     with backend.acquire("invoice:42", ttl_ms=3_600_000):
         assert Client().get("/settle/42/")["Retry-After"] == "30"
 
@@ -219,7 +219,7 @@ def test_many_async_requests_at_once_get_the_lock_one_by_one(configure):
     assert len(set(fences)) == len(fences)
 
 
-def test_a_nested_lock_that_times_out_is_not_the_views_own(configure):
+def test_the_timeout_of_a_nested_lock_is_not_a_423_of_the_view(configure):
     configure()
     from django.test import RequestFactory
 
@@ -237,7 +237,9 @@ def test_a_nested_lock_that_times_out_is_not_the_views_own(configure):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_view_whose_redis_dies_while_it_is_refused_still_answers(backend, monkeypatch, is_async):
+def test_if_the_lookup_of_the_holder_fails_the_response_is_still_423(
+    backend, monkeypatch, is_async
+):
     def gone(*_args, **_kwargs):
         raise LockError("ServiceUnavailable")
 
@@ -253,7 +255,7 @@ def test_a_view_whose_redis_dies_while_it_is_refused_still_answers(backend, monk
     kept.release()
 
 
-def test_a_view_whose_redis_is_down_does_not_pretend_to_be_locked(configure, syncguard_redis):
+def test_a_view_whose_redis_is_down_does_not_respond_423(configure, syncguard_redis):
     configure()
     syncguard_redis.kill()
     with pytest.raises(LockError) as raised:
@@ -261,7 +263,7 @@ def test_a_view_whose_redis_is_down_does_not_pretend_to_be_locked(configure, syn
     assert raised.value.code == "ServiceUnavailable"
 
 
-def test_a_short_ttl_is_warned_of_where_the_function_or_the_block_is(configure):
+def test_the_short_ttl_warning_points_at_the_function_or_the_block(configure):
     configure(TTL_MS=30)
 
     @locked(key="a")

@@ -117,7 +117,7 @@ def test_a_lock_is_released_after_the_commit_and_before_the_hooks(books, backend
     assert untouched(books)
 
 
-def test_whoever_gets_the_lock_next_reads_what_was_committed(books, backend):
+def test_the_next_holder_reads_what_was_committed(books, backend):
     """The update that is lost when the block itself releases."""
 
     def read_under_the_lock():
@@ -233,7 +233,7 @@ def test_a_database_in_memory_ignores_close_and_so_does_the_lock(backend, transa
 
 
 @pytest.mark.parametrize("form", ["with", "decorator"])
-def test_the_decorator_form_lasts_as_long(books, backend, form):
+def test_a_decorated_function_holds_the_lock_until_the_transaction_ends(books, backend, form):
     def write():
         count_one(books)
 
@@ -257,7 +257,7 @@ def test_leaving_a_block_connects_to_no_database(backend, django_db_blocker, tmp
         assert connections[BOOKS].connection is None
 
 
-def test_what_somebody_else_has_replaced_on_the_connection_stays(books, backend):
+def test_methods_that_other_code_replaced_on_the_connection_stay(books, backend):
     connection, calls = connections[books], []
 
     def commit():
@@ -347,7 +347,7 @@ def test_a_lock_waits_for_the_transactions_of_every_database(books, archive, bac
     assert not backend.is_locked("invoice:42")
 
 
-def test_a_transaction_that_began_after_the_block_is_not_waited_for(books, archive, backend):
+def test_a_lock_does_not_wait_for_a_transaction_that_began_after_its_block(books, archive, backend):
     later = transaction.atomic(using=archive)
     with transaction.atomic(using=books):
         with lock("invoice:42"):
@@ -357,7 +357,7 @@ def test_a_transaction_that_began_after_the_block_is_not_waited_for(books, archi
     later.__exit__(None, None, None)
 
 
-def test_a_lock_that_is_entered_again_waits_for_more(books, archive, backend):
+def test_a_lock_that_is_entered_again_waits_for_new_transactions_too(books, archive, backend):
     with transaction.atomic(using=archive):
         outer = transaction.atomic(using=books)
         outer.__enter__()
@@ -396,7 +396,7 @@ def test_the_same_transaction_enters_its_lock_again_with_the_same_fence(books, b
         assert later.fence > first.fence
 
 
-def test_inside_of_a_block_entered_again_the_rule_of_the_core_counts(books, backend):
+def test_nesting_inside_a_block_entered_again_follows_the_rule_of_the_core(books, backend):
     with transaction.atomic(using=books):
         with lock("invoice:42") as first:
             pass
@@ -420,7 +420,7 @@ def test_a_reentrant_block_inside_does_not_end_the_outer_one(books, backend):
     assert not backend.is_locked("invoice:42")
 
 
-def test_an_interrupt_while_the_block_ends_leaves_no_lock_behind(books, backend, monkeypatch):
+def test_an_interrupt_while_the_block_ends_still_releases_the_lock(books, backend, monkeypatch):
     def interrupt(*_args):
         raise KeyboardInterrupt
 
@@ -458,7 +458,7 @@ def test_until_block_releases_with_the_block(books, backend):
         assert not backend.is_locked("invoice:42")
 
 
-def test_the_setting_turns_it_off_and_the_argument_on_again(books, configure):
+def test_the_setting_can_select_block_and_the_argument_overrides_it(books, configure):
     configure(HOLD_UNTIL="block")
     with transaction.atomic(using=books):
         with lock("invoice:42"):
@@ -486,7 +486,7 @@ def test_alock_ends_with_its_block(books, backend):
         assert not backend.is_locked("invoice:42")
 
 
-def test_a_lock_that_is_kept_is_not_released_by_the_transaction_either(books, backend):
+def test_the_transaction_does_not_release_a_kept_lock(books, backend):
     with transaction.atomic(using=books):
         with lock("invoice:42") as held:
             held.keep()
@@ -540,7 +540,9 @@ def test_a_transaction_whose_lock_was_lost_is_rolled_back(books, backend):
     assert counted(books) == 1
 
 
-def test_without_autocommit_it_is_rolled_back_too(without_autocommit, backend):
+def test_without_autocommit_a_transaction_whose_lock_was_lost_is_rolled_back(
+    without_autocommit, backend
+):
     with lock("invoice:42", ttl_ms=TTL_MS) as held:
         count_one(without_autocommit)
     lose(backend, held)
@@ -549,7 +551,7 @@ def test_without_autocommit_it_is_rolled_back_too(without_autocommit, backend):
     assert counted(without_autocommit) == 0
 
 
-def test_a_lock_lost_inside_its_block_is_told_at_once(books, backend):
+def test_a_lock_lost_inside_its_block_raises_at_the_end_of_the_block(books, backend):
     with transaction.atomic(using=books):
         with pytest.raises(LockLost):
             with lock("invoice:42", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -569,7 +571,7 @@ def test_a_lost_lock_is_not_entered_again(books, backend):
     assert counted(books) == 0
 
 
-def test_a_rollback_says_nothing_of_a_lost_lock(books, backend, caplog):
+def test_a_rollback_raises_and_logs_nothing_for_a_lost_lock(books, backend, caplog):
     with pytest.raises(ZeroDivisionError):
         with transaction.atomic(using=books):
             with lock("invoice:42", ttl_ms=TTL_MS) as held:
@@ -599,7 +601,7 @@ def test_a_loss_that_only_the_release_finds_is_logged_and_signalled(
 
 
 @taken_late
-def test_a_redis_that_is_gone_at_the_commit_is_told_to_on_release_error(books, settings):
+def test_a_dead_redis_at_the_commit_calls_on_release_error(books, settings):
     errors = []
 
     def note(error, _context):
@@ -647,7 +649,7 @@ def test_a_forked_child_releases_nothing_and_enters_nothing_again(books, backend
 # Very many
 
 
-def test_a_thousand_locks_are_warned_of_once_and_released_in_few_round_trips(
+def test_a_thousand_locks_warn_once_and_are_released_in_few_round_trips(
     books, backend, monkeypatch
 ):
     sent = []
@@ -682,7 +684,7 @@ def enter_after_a_query(books, **options):
             pass
 
 
-def test_entering_after_a_query_warns_once_a_call_site(books, backend):
+def test_entering_after_a_query_warns_once_per_call_site(books, backend):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -697,7 +699,7 @@ def test_entering_after_a_query_warns_once_a_call_site(books, backend):
     assert "with lock(...), transaction.atomic():" in str(seen[0].message)
 
 
-def test_where_warnings_are_errors_every_call_fails_before_it_takes_the_lock(books, backend):
+def test_if_warnings_are_errors_every_call_fails_before_it_acquires_the_lock(books, backend):
     def again():
         with transaction.atomic(using=books):
             counted(books)
@@ -710,7 +712,7 @@ def test_where_warnings_are_errors_every_call_fails_before_it_takes_the_lock(boo
         assert not backend.is_locked("invoice:42")
 
 
-def test_without_a_query_before_nothing_is_warned_of(books, backend):
+def test_without_a_query_before_there_is_no_warning(books, backend):
     counted(books)
     with transaction.atomic(using=books):
         with lock("invoice:42"):
@@ -732,7 +734,7 @@ def test_without_a_query_before_nothing_is_warned_of(books, backend):
             pass
 
 
-def test_a_lock_that_ends_with_its_block_is_not_warned_of(books, backend):
+def test_a_lock_released_at_the_end_of_its_block_causes_no_warning(books, backend):
     enter_after_a_query(books, until="block")
 
 
@@ -744,7 +746,7 @@ def test_a_query_in_another_database_counts(books, archive, backend):
                 pass
 
 
-def test_a_wrapper_around_queries_is_left_alone(books, backend):
+def test_execute_wrappers_of_the_user_still_work(books, backend):
     seen = []
 
     def wrapper(execute, sql, params, many, context):

@@ -46,7 +46,7 @@ class LocksInATestCase(TestCase):
             raise ZeroDivisionError
         assert not is_locked()
 
-    def test_a_block_without_a_savepoint_is_one_too(self):
+    def test_a_block_without_a_savepoint_is_a_transaction_too(self):
         with transaction.atomic(savepoint=False):
             with transaction.atomic():
                 with lock("invoice:42"):
@@ -55,7 +55,7 @@ class LocksInATestCase(TestCase):
         assert not is_locked()
         assert type(connection.atomic_blocks) is list
 
-    def test_a_durable_block_is_one_too(self):
+    def test_a_durable_block_is_a_transaction_too(self):
         with transaction.atomic(durable=True):
             with lock("invoice:42"):
                 pass
@@ -83,7 +83,7 @@ class LocksInATestCase(TestCase):
             Account.objects.update(balance=6)
         assert Account.objects.get().balance == 6
 
-    def test_queries_of_the_test_itself_are_not_warned_of(self):
+    def test_queries_of_the_test_itself_cause_no_warning(self):
         @transaction.atomic
         def settle():
             with lock("invoice:42"):
@@ -96,7 +96,7 @@ class LocksInATestCase(TestCase):
             with lock("invoice:42"):
                 pass
 
-    def test_queries_of_the_code_under_test_are(self):
+    def test_queries_of_the_code_under_test_cause_a_warning(self):
         with pytest.raises(LockOrderWarning), transaction.atomic():
             Account.objects.count()
             with lock("invoice:42"):
@@ -104,7 +104,7 @@ class LocksInATestCase(TestCase):
 
 
 @pytest.mark.django_db
-def test_the_fixture_of_pytest_django_is_a_testcase(backend):
+def test_the_fixture_of_pytest_django_behaves_like_a_testcase(backend):
     with transaction.atomic():
         with lock("invoice:42"):
             pass

@@ -62,7 +62,7 @@ def test_django_allow_async_unsafe_is_respected(backend, monkeypatch):
     assert backend.acquire("invoice:42").fence == "000000000000002"
 
 
-def test_leaving_is_never_refused(backend):
+def test_leaving_the_block_is_never_refused(backend):
     taken = lock("invoice:42")
     taken.__enter__()
     asyncio.run(in_a_loop(lambda: taken.__exit__(None, None, None)))

@@ -130,7 +130,7 @@ def test_a_fenced_query_set_does_not_overwrite_a_higher_fence(row, name):
     assert stored(row) == WRITTEN
 
 
-def test_what_a_later_django_adds_is_refused(monkeypatch):
+def test_a_write_method_that_a_later_django_adds_is_refused(monkeypatch):
     def overwrite(self):
         return "written"
 

@@ -55,7 +55,7 @@ def test_raw_sql_can_keep_and_raise_a_fence(sealed, database):
     assert sealed.get().fence == THREE
 
 
-def test_everything_else_works_as_without_it(sealed, database):
+def test_other_writes_work_as_without_the_constraint(sealed, database):
     row = sealed.get()
     row.text = "plain"
     row.save()
@@ -74,7 +74,7 @@ def test_forgetting_is_refused_too(sealed, database):
     assert sealed.get().fence == TWO
 
 
-def test_an_upsert_passes(sealed, database):
+def test_an_upsert_is_allowed(sealed, database):
     features = connections[database].features
     unique = ["id"] if features.supports_update_conflicts_with_target else None
     sealed.bulk_create(
@@ -145,12 +145,12 @@ def create_bill(*constraints):
 ADD = migrations.AddConstraint("Bill", CONSTRAINT)
 
 
-def test_a_new_table_has_it(project):
+def test_a_new_table_has_the_trigger(project):
     project.apply(create_bill(CONSTRAINT))
     assert project.refuses()
 
 
-def test_it_can_be_added_and_removed_and_both_can_be_undone(project):
+def test_the_constraint_can_be_added_and_removed_and_both_can_be_undone(project):
     project.apply(create_bill())
     assert not project.refuses()
     project.apply(ADD)
@@ -163,7 +163,7 @@ def test_it_can_be_added_and_removed_and_both_can_be_undone(project):
     assert not project.refuses()
 
 
-def test_it_leaves_nothing_behind(project, database):
+def test_after_undoing_the_constraint_can_be_created_again(project, database):
     project.apply(create_bill(), ADD)
     project.undo_all()
     project.apply(create_bill(), ADD)
@@ -184,14 +184,14 @@ def test_it_leaves_nothing_behind(project, database):
     ],
     ids=["alter", "alter to unique", "add", "remove", "rename", "alter the fence"],
 )
-def test_it_survives_changes_of_the_table(project, operation):
+def test_the_trigger_survives_changes_of_the_table(project, operation):
     project.apply(create_bill(CONSTRAINT), operation)
     assert project.refuses()
     project.undo()
     assert project.refuses()
 
 
-def test_it_follows_the_table_to_another_name(project):
+def test_the_trigger_survives_renaming_the_table(project):
     project.apply(create_bill(CONSTRAINT), migrations.AlterModelTable("Bill", "renamed"))
     assert project.refuses("renamed")
     project.apply(migrations.AlterField("Bill", "number", models.BigIntegerField(default=0)))
@@ -200,7 +200,7 @@ def test_it_follows_the_table_to_another_name(project):
     assert not project.refuses("renamed")
 
 
-def test_a_table_that_is_renamed_in_the_migration_that_made_it_has_it(project, database):
+def test_a_table_renamed_in_the_migration_that_created_it_has_the_trigger(project, database):
     # Both operations share an editor, as in one migration: the trigger is made at its end.
     create, rename = create_bill(CONSTRAINT), migrations.AlterModelTable("Bill", "renamed")
     first, second = project.state.clone(), None
@@ -216,7 +216,7 @@ def test_a_table_that_is_renamed_in_the_migration_that_made_it_has_it(project, d
 
 
 @pytest.mark.parametrize("old", [[], [FenceNeverDecreases(name="old")], [CONSTRAINT]])
-def test_makemigrations_sees_it(old):
+def test_makemigrations_detects_the_constraint(old):
     before, after = ProjectState(), ProjectState()
     fields = [("id", models.BigAutoField(primary_key=True)), ("fence", FenceField())]
     before.add_model(ModelState("shop", "Bill", fields, {"constraints": old}))
@@ -230,13 +230,13 @@ def test_makemigrations_sees_it(old):
     )
 
 
-def test_a_migration_writes_it_by_its_public_name():
+def test_a_migration_file_uses_the_public_name():
     text, imports = MigrationWriter.serialize(CONSTRAINT)
     assert text == "syncguard_django.fencing.FenceNeverDecreases(name='bill_fence')"
     assert imports == {"import syncguard_django.fencing"}
 
 
-def test_it_is_a_value():
+def test_constraints_with_the_same_name_are_equal():
     same, other = FenceNeverDecreases(name="bill_fence"), FenceNeverDecreases(name="other")
     assert {CONSTRAINT, same} == {CONSTRAINT}
     assert other != CONSTRAINT
@@ -246,7 +246,7 @@ def test_it_is_a_value():
 
 
 @isolate_apps("testsite")
-def test_an_abstract_model_can_have_it_for_all_its_children():
+def test_an_abstract_model_can_declare_the_constraint_for_its_children():
     class Protected(FencedModel):
         class Meta:
             abstract = True
@@ -262,7 +262,7 @@ def test_an_abstract_model_can_have_it_for_all_its_children():
 # Checks
 
 
-def test_the_test_site_has_no_complaints():
+def test_the_test_site_has_no_check_messages():
     assert [message for message in run_checks() if "fence" in message.msg] == []
 
 
@@ -287,7 +287,7 @@ def test_a_model_that_does_not_own_the_column_is_an_error(monkeypatch):
 
 
 @isolate_apps("testsite")
-def test_a_manager_that_knows_no_fences_is_a_warning(monkeypatch):
+def test_a_manager_without_fenced_queries_is_a_warning(monkeypatch):
     class Bill(FencedModel):
         objects = FencedQuerySet.as_manager()
         plain = models.Manager()
@@ -312,7 +312,7 @@ class Other:
     vendor, display_name = "oracle", "Oracle"
 
 
-def test_another_database_gets_no_trigger_and_a_warning():
+def test_an_unsupported_database_gets_a_warning_and_no_trigger():
     class Editor:
         connection = Other
         deferred_sql = ()
@@ -326,7 +326,7 @@ def test_another_database_gets_no_trigger_and_a_warning():
     assert "Oracle has no trigger" in message.msg
 
 
-def test_django_asks_it_when_a_database_is_named(monkeypatch, database):
+def test_the_check_runs_when_a_database_is_named(monkeypatch, database):
     assert run_checks(databases=[database]) is not None
     monkeypatch.setattr(connections[database], "vendor", "oracle")
     found = [each for each in Sealed.check(databases=[database]) if each.id == "syncguard.W021"]

@@ -199,7 +199,7 @@ def test_an_upsert_that_would_only_change_the_fence_is_refused(entries):
                             unique_fields=["text"])  # fmt: skip
 
 
-def test_a_value_of_the_fields_type_compares_as_it_is(late, entries):
+def test_a_filter_with_a_value_of_the_fields_type_compares_that_value(late, entries):
     older = entries.filter(fence__lte=Value(ONE, output_field=FenceField()))
     assert older.update(number=9) == 0
 
@@ -218,7 +218,7 @@ def test_after_a_save_the_object_has_the_fence_of_the_row(late, database):
     assert len(queries) == 0
 
 
-def test_it_is_read_from_the_database_that_was_written(late, settings, database):
+def test_the_fence_is_read_from_the_database_that_was_written(late, settings, database):
     late.save()
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]
     assert late.fence == TWO
@@ -232,13 +232,13 @@ class ReadsElsewhere:
         return "replica"
 
 
-def test_a_copy_and_a_pickled_object_read_it_too(late):
+def test_a_copy_and_a_pickled_object_read_the_fence_too(late):
     late.save()
     assert copy.copy(late).fence == TWO
     assert pickle.loads(pickle.dumps(late)).fence == TWO  # noqa: S301
 
 
-def test_in_asyncio_it_has_to_be_read_first(late):
+def test_in_asyncio_the_fence_has_to_be_refreshed_explicitly(late):
     async def save():
         await late.asave()
         with pytest.raises(SynchronousOnlyOperation):
@@ -249,13 +249,13 @@ def test_in_asyncio_it_has_to_be_read_first(late):
     assert async_to_sync(save)() == TWO
 
 
-def test_a_row_that_is_gone_leaves_the_fence_that_was_known(late, entries):
+def test_the_object_of_a_deleted_row_keeps_its_last_fence(late, entries):
     late.save()
     entries.all().delete()
     assert late.fence == NO_FENCE
 
 
-def test_the_next_save_is_a_whole_one(late):
+def test_the_next_save_writes_all_fields(late):
     late.save()
     seen = []
 
@@ -270,7 +270,7 @@ def test_the_next_save_is_a_whole_one(late):
     assert seen == [None]
 
 
-def test_a_row_can_be_copied_by_taking_its_key_away(late, entries):
+def test_a_row_can_be_copied_by_setting_its_key_to_none(late, entries):
     late.save()
     late.pk, late.text = None, "copy"
     late.save()
@@ -278,7 +278,7 @@ def test_a_row_can_be_copied_by_taking_its_key_away(late, entries):
     assert late.fence == entries.get(text="copy").fence
 
 
-def test_a_row_that_is_gone_is_inserted_again(late, entries):
+def test_saving_the_object_of_a_deleted_row_inserts_it_again(late, entries):
     late.save()
     entries.all().delete()
     late.save()
@@ -295,7 +295,7 @@ def test_forgetting_lets_the_rows_accept_any_fence(late, entries, database):
     assert async_to_sync(entries.filter(pk=7).aforget_fences)() == 1
 
 
-def test_a_fenced_query_set_does_not_forget(entries):
+def test_a_fenced_query_set_refuses_forget_fences(entries):
     with pytest.raises(LockError, match=r"forget_fences\(\) cannot be fenced"):
         entries.fenced(ONE).forget_fences()
 

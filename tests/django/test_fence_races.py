@@ -277,7 +277,7 @@ def wait_until_done_or_blocked(running, db):
 
 @pytest.mark.timeout(120 + ROUNDS)
 @pytest.mark.rounds
-def test_two_holders_at_random(race, db, record_property):
+def test_at_random_times_the_later_holder_is_never_overwritten(race, db, record_property):
     overwritten, outcomes = 0, Counter()
     meet = threading.Barrier(2)
 

@@ -70,7 +70,7 @@ def test_a_stale_save_inside_a_transaction_leaves_it_usable(entries, database):
     assert written(entries)["low"] == (1, ONE)
 
 
-def test_a_fenced_save_with_update_fields_of_a_row_that_is_gone_says_so(database):
+def test_a_fenced_save_with_update_fields_of_a_deleted_row_raises(database):
     with pytest.raises(DatabaseError, match="did not affect any rows"):
         Entry(pk=7, text="a").save_fenced(ONE, using=database, update_fields=["text"])
     assert not Entry.objects.using(database).exists()
@@ -94,7 +94,7 @@ def test_an_object_without_its_fence_can_be_saved_fenced(entries, database):
     assert "fence" in stale.get_deferred_fields()
 
 
-def test_a_key_that_has_a_default_meets_the_row_that_is_there(database):
+def test_a_key_with_a_default_updates_the_existing_row(database):
     key = uuid.uuid4()
     Parcel(pk=key).save_fenced(TWO, using=database)
     Parcel(pk=key, weight=5).save_fenced(THREE, using=database)
@@ -144,7 +144,7 @@ def test_a_child_is_fenced_by_its_parents_column(database, model):
     assert Document.objects.using(database).get(pk=7).fence == THREE
 
 
-def test_a_parent_gets_a_child_under_the_fence(database):
+def test_a_child_can_be_added_to_an_existing_parent_with_the_fence(database):
     Document(pk=7, title="parent").save_fenced(TWO, using=database)
     with pytest.raises(StaleFence):
         Letter(pk=7, title="late").save_fenced(ONE, using=database)
@@ -218,7 +218,7 @@ def test_an_update_by_an_annotation_is_fenced(entries, database):
     assert written(entries)["low"] == (1, TWO)
 
 
-def test_a_late_update_of_nothing_is_none(entries):
+def test_a_late_update_that_matches_no_row_raises_nothing(entries):
     assert entries.none().fenced(ONE).update(number=9) == 0
     assert entries.filter(branch__name="nowhere").fenced(ONE).update(number=9) == 0
     assert entries.none().fenced(ONE).delete() == (0, {})
@@ -240,7 +240,7 @@ def test_many_rows_are_written_in_batches(database):
     assert entries.fenced(THREE).delete()[0] == 1_100
 
 
-def test_which_rows_are_deleted_is_decided_once_and_not_for_each_batch(database):
+def test_the_rows_to_delete_are_read_once_and_not_for_each_batch(database):
     entries = Entry.objects.using(database)
     entries.bulk_create([Entry(pk=number, text=str(number)) for number in range(1, 1_002)])
     followers = entries.filter(Exists(entries.filter(pk=OuterRef("pk") - 1)))
@@ -357,7 +357,7 @@ def test_another_fence_than_the_bound_one_is_refused(entries, write):
     assert written(entries) == UNCHANGED
 
 
-def test_the_fence_survives_whatever_makes_a_new_query_set(entries):
+def test_every_derived_query_set_keeps_the_fence(entries):
     fenced, other = entries.fenced(TWO), entries.filter(text="high")
     made = [
         *(fenced.all(), fenced.filter(pk=1), fenced.using("default"), fenced.none()),
@@ -370,7 +370,7 @@ def test_the_fence_survives_whatever_makes_a_new_query_set(entries):
     assert (other | entries.all())._fence is None
 
 
-def test_two_fences_do_not_combine(entries):
+def test_query_sets_with_two_fences_cannot_be_combined(entries):
     with pytest.raises(LockError, match="two different fences"):
         entries.fenced(ONE) | entries.fenced(TWO)
 

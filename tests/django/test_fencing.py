@@ -29,7 +29,7 @@ def write(fence, database, key="invoice:42", using="default"):
 # guard
 
 
-def test_the_older_writer_is_refused_when_it_is_late(database):
+def test_a_late_write_with_an_older_fence_is_refused(database):
     write(ONE, database)
     write(TWO, database)
     with pytest.raises(StaleFence) as raised:
@@ -59,7 +59,7 @@ def test_a_transaction_that_is_rolled_back_leaves_no_mark(database):
     write(ONE, database)
 
 
-def test_keys_do_not_meet(database):
+def test_the_marks_of_two_keys_are_separate(database):
     write(TWO, database, key="invoice:42")
     write(ONE, database, key="invoice:43")
 
@@ -69,7 +69,7 @@ def test_outside_a_transaction_it_is_refused(database):
         guard("invoice:42", ONE, database=database)
 
 
-def test_a_real_lock_that_passed_to_another_is_refused(database, backend):
+def test_the_former_holder_of_a_real_lock_is_refused(database, backend):
     late = backend.acquire("invoice:42", ttl_ms=50)
     with lock("invoice:42") as held:  # waits until the first has expired
         write(held.fence, database)
@@ -85,7 +85,7 @@ def test_the_mark_does_not_show_the_key(database):
     assert "hunter2" not in f"{mark.key_digest}{mark}"
 
 
-def test_the_other_databases_way_gives_the_same_answers(database):
+def test_the_implementation_for_other_databases_gives_the_same_results(database):
     digest = fencing.key_digest("invoice:42")
     with transaction.atomic(using=database):
         answers = [
@@ -151,7 +151,7 @@ def _wait_for_a_blocked_writer(database):
 
 
 @pytest.mark.django_db
-def test_aliases_with_different_prefixes_do_not_meet(settings):
+def test_the_marks_of_aliases_with_different_prefixes_are_separate(settings):
     settings.SYNCGUARD = {
         name: {"LOCATION": "redis://", "KEY_PREFIX": name} for name in ("default", "other")
     }
@@ -167,13 +167,13 @@ def test_the_database_is_the_one_that_django_would_write_to():
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("fence", [1, "1", "x" * 15, "٣" * 15, "9" * 15, None, f"{ONE}\n"])
-def test_what_is_no_fence_is_refused(fence):
+def test_an_invalid_fence_is_refused(fence):
     with pytest.raises(LockError, match="a fence is"):
         write(fence, "default")
 
 
 @pytest.mark.django_db
-def test_what_is_no_key_is_refused():
+def test_an_invalid_key_is_refused():
     with pytest.raises(LockError, match="must not be empty"):
         write(ONE, "default", key="")
 
@@ -200,7 +200,7 @@ def test_a_new_row_is_saved_with_its_fence(database):
     assert Account.objects.using(database).get().fence == TWO
 
 
-def test_a_row_with_a_key_of_its_own_can_be_new(database):
+def test_a_new_row_may_have_a_given_key(database):
     Account(pk=7, owner="ann").save_fenced(ONE, using=database)
     assert Account.objects.using(database).get(pk=7).fence == ONE
 
@@ -247,7 +247,9 @@ def test_a_save_that_fails_claims_nothing(database):
 
 
 @pytest.mark.parametrize(("fence", "balance"), [(THREE, 5), (ONE, 0)])
-def test_a_row_that_somebody_else_inserts_meanwhile_is_met(database, monkeypatch, fence, balance):
+def test_a_row_that_another_holder_inserts_meanwhile_is_claimed(
+    database, monkeypatch, fence, balance
+):
     claim = row_writes.claim_row
     Account(pk=7).save_fenced(TWO, using=database)
     answers = iter([lambda *_: False])  # the first look finds no row
@@ -261,7 +263,7 @@ def test_a_row_that_somebody_else_inserts_meanwhile_is_met(database, monkeypatch
     assert Account.objects.using(database).get(pk=7).balance == balance
 
 
-def test_a_row_that_cannot_be_inserted_for_another_reason_says_so(database):
+def test_another_error_of_the_insert_is_raised(database):
     with pytest.raises(IntegrityError):
         Account(owner=None).save_fenced(ONE, using=database)
 
@@ -309,7 +311,7 @@ def test_without_a_fence_a_query_set_is_like_any_other():
 
 
 @pytest.mark.django_db
-def test_what_is_no_fence_is_refused_by_models_too():
+def test_models_refuse_an_invalid_fence_too():
     with pytest.raises(LockError):
         Account().save_fenced("1")
     with pytest.raises(LockError):
@@ -329,7 +331,7 @@ def forget(capsys, monkeypatch):
     return run
 
 
-def test_a_guard_that_redis_locked_out_can_be_told_to_forget(database, forget):
+def test_the_command_makes_the_guard_forget_its_fence(database, forget):
     write(THREE, database)
     with pytest.raises(StaleFence):
         write(ONE, database)
@@ -340,7 +342,7 @@ def test_a_guard_that_redis_locked_out_can_be_told_to_forget(database, forget):
 
 
 @pytest.mark.django_db
-def test_it_asks_first(forget):
+def test_the_command_asks_for_confirmation(forget):
     write(THREE, "default")
     assert forget("--forget", "invoice:42", answer="").endswith("Nothing was changed.\n")
     assert FenceMark.objects.exists()
@@ -349,12 +351,12 @@ def test_it_asks_first(forget):
 
 
 @pytest.mark.django_db
-def test_an_unknown_key_is_said_so(forget):
+def test_the_command_reports_an_unknown_key(forget):
     assert forget("--forget", "invoice:42").startswith("The guard will accept any fence")
     assert "has recorded no fence" in forget("--forget", "invoice:42", "--no-input")
 
 
 @pytest.mark.django_db
-def test_a_key_that_cannot_be_one_is_an_error(forget):
+def test_the_command_refuses_an_invalid_key(forget):
     with pytest.raises(CommandError, match="InvalidArgument: a key must not be empty"):
         forget("--forget", "")

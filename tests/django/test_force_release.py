@@ -42,7 +42,7 @@ def at_the_release(monkeypatch):
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("atomic_requests", [False, True])
-def test_the_audit_is_committed_before_the_lock_is_freed(
+def test_the_audit_is_committed_before_the_lock_is_released(
     backend, root, at_the_release, monkeypatch, atomic_requests
 ):
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", atomic_requests)
@@ -55,7 +55,7 @@ def test_the_audit_is_committed_before_the_lock_is_freed(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_commit_that_fails_frees_nothing(backend):
+def test_a_failed_commit_of_the_audit_releases_nothing(backend):
     """The database refuses the row only when it commits: its account does not exist."""
     backend.acquire("a", ttl_ms=60_000)
     holder = live_locks.lookup("default", key="a")
@@ -75,7 +75,7 @@ def test_a_page_from_before_the_secret_key_changed_still_releases(backend, root)
         assert not locks["default"].is_locked("a")
 
 
-def test_a_key_hash_and_a_lock_id_hash_of_two_secrets_name_nobody(backend, root):
+def test_hashes_made_with_two_different_secrets_match_no_holder(backend, root):
     backend.acquire("a", ttl_ms=60_000)
     old = holder_of(backend.lookup(key="a"))
     with override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["only-for-tests"]):
@@ -86,7 +86,9 @@ def test_a_key_hash_and_a_lock_id_hash_of_two_secrets_name_nobody(backend, root)
         assert locks["default"].is_locked("a")
 
 
-def test_a_held_lock_is_found_while_others_come_and_go(backend, root, syncguard_redis):
+def test_a_held_lock_is_found_while_others_are_acquired_and_released(
+    backend, root, syncguard_redis
+):
     for number in range(1_200):
         backend.acquire(f"still:{number}", ttl_ms=600_000 + number)
     held = backend.acquire("held", ttl_ms=600_500)
@@ -111,7 +113,7 @@ def test_a_held_lock_is_found_while_others_come_and_go(backend, root, syncguard_
     assert answers == [200] * ROUNDS
 
 
-def test_finding_one_of_10000_holders_takes_a_step_for_each_thousand(many_locks, root):
+def test_finding_one_of_10000_holders_takes_at_most_12_requests(many_locks, root):
     info = locks["default"].lookup(key="invoice:9999")
     root.get(RELEASE, holder_of(info))
     before = many_locks.commands_processed()

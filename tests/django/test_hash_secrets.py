@@ -18,7 +18,7 @@ def distance(one, other):
     return sum(a != b for a, b in zip(one, other, strict=True))
 
 
-def test_the_hashes_of_neighbours_look_nothing_alike(backend):
+def test_the_hashes_of_similar_keys_look_different(backend):
     assert distance(hash_key("demo:1"), hash_key("demo:2")) < 6, "those of the specification do"
     assert distance(backend.hash("demo:1"), backend.hash("demo:2")) > 12
 
@@ -31,7 +31,7 @@ def test_by_default_the_hash_is_keyed_with_the_secret_key(backend):
         assert locks["default"].hash("invoice:42") == keyed_hash(derive("another"), "invoice:42")
 
 
-def test_the_secret_key_itself_is_no_secret_of_a_hash(settings):
+def test_the_secret_key_itself_is_not_the_hash_secret(settings):
     assert settings.SECRET_KEY.encode() not in derive(settings.SECRET_KEY)
     assert keyed_hash(settings.SECRET_KEY.encode(), "k") != shown_hash("k")
 
@@ -41,7 +41,7 @@ def test_none_gives_the_hashes_of_the_specification(configure):
     assert locks["default"].hash("invoice:42") == hash_key("invoice:42")
 
 
-def test_a_secret_of_ones_own_is_used_as_it_is(configure):
+def test_a_configured_hash_secret_is_used_unchanged(configure):
     configure(HASH_SECRET="pepper")
     assert locks["default"].hash("k") == keyed_hash(b"pepper", "k")
     assert configuration().of("default").former_hash_secrets == ()
@@ -53,7 +53,7 @@ def test_a_project_without_a_secret_key_shows_the_hashes_of_the_specification(co
     assert locks["default"].hash("k") == hash_key("k")
 
 
-def test_neither_the_derived_secrets_nor_those_of_the_past_are_printed(configure, settings):
+def test_neither_current_nor_former_derived_secrets_are_printed(configure, settings):
     settings.SECRET_KEY_FALLBACKS = ["old"]
     configure()
     alias = configuration().of("default")

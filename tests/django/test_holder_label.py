@@ -56,7 +56,7 @@ def test_a_locked_function_is_named_with_its_process_and_host():
     assert function() == f"{__name__}.function{HERE}"
 
 
-def test_a_label_of_ones_own_is_kept():
+def test_a_given_label_is_used():
     assert named() == "me"
     with lock("k", holder="me too"):
         assert holder_of("k") == "me too"
@@ -95,7 +95,7 @@ def test_asyncio_names_the_holder_too():
     assert asyncio.run(block()).endswith(f"block{HERE}")
 
 
-def test_a_lock_that_is_made_at_import_names_the_module_and_no_process():
+def test_a_lock_created_at_import_names_the_module_and_no_process():
     source = "from syncguard_django import lock\nmade = lock('k')\n"
     module = {"__name__": "shop.jobs"}
     exec(compile(source, "jobs.py", "exec"), module)  # noqa: S102 - our own
@@ -129,15 +129,15 @@ def test_a_very_long_name_is_cut():
         assert holder_of("k") == label
 
 
-def test_a_lock_taken_by_hand_is_named_after_the_function_that_took_it():
+def test_a_backend_acquire_is_named_after_the_calling_function():
     with locks["default"].acquire("by-hand") as taken:
         assert taken
         assert holder_of("by-hand").endswith(
-            f"test_a_lock_taken_by_hand_is_named_after_the_function_that_took_it{HERE}"
+            f"test_a_backend_acquire_is_named_after_the_calling_function{HERE}"
         )
 
 
-def test_a_lock_taken_by_hand_in_a_coroutine_is_named_too():
+def test_a_backend_acquire_in_a_coroutine_is_named_too():
     async def taking():
         async with await alocks["default"].acquire("by-hand") as taken:
             assert taken

@@ -52,7 +52,7 @@ def test_an_async_streaming_response_is_refused_too(configure):
 
 
 @pytest.mark.django_db  # closing a response closes old connections
-def test_a_file_may_be_answered_with(backend):
+def test_a_file_response_is_allowed(backend):
     @locked(key="report")
     def view(request):
         return FileResponse(io.BytesIO(b"the report"))
@@ -60,7 +60,7 @@ def test_a_file_may_be_answered_with(backend):
     assert b"".join(view(REQUEST)) == b"the report"
 
 
-def test_a_body_may_take_the_lock_itself(backend):
+def test_the_generator_of_a_body_may_acquire_the_lock_itself(backend):
     def body():
         with lock("report"):
             yield str(backend.is_locked("report")).encode()

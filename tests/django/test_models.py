@@ -18,13 +18,13 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all",), ("syncguard_django",)])
-def test_dumpdata_is_unharmed(arguments):
+def test_dumpdata_works(arguments):
     out = io.StringIO()
     call_command("dumpdata", *arguments, stdout=out)
     assert not [row for row in json.loads(out.getvalue()) if row["model"].endswith(".lock")]
 
 
-def test_there_is_nothing_left_to_migrate():
+def test_no_migration_is_missing():
     call_command("makemigrations", "--check", "--dry-run", verbosity=0)
 
 
@@ -34,7 +34,7 @@ def test_only_the_marks_have_a_table():
     assert Lock._meta.db_table not in tables
 
 
-def test_no_manager_asks_the_database(django_assert_num_queries):
+def test_no_manager_queries_the_database(django_assert_num_queries):
     with django_assert_num_queries(0):
         assert list(Lock.objects.all()) == []
         assert Lock._base_manager.count() == 0
@@ -45,7 +45,7 @@ def test_a_lock_is_named_by_its_hash_and_fence():
     assert str(Lock(key_hash="abc", fence="000000000000007")) == "abc (fence 000000000000007)"
 
 
-def test_the_admin_index_is_unharmed(admin_client):
+def test_the_admin_index_works(admin_client):
     assert admin_client.get("/admin/").status_code == 200
     assert admin_client.get("/admin/syncguard_django/").status_code == 200
 

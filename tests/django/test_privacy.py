@@ -151,12 +151,12 @@ def test_the_debug_page_does_not_show_the_password_of_a_wrong_setting(settings, 
     assert_none_in(debug_page(), [PASSWORD])
 
 
-def test_the_settings_that_django_prints_elsewhere_hide_it_too(settings):
+def test_settings_that_django_prints_elsewhere_hide_the_password_too(settings):
     settings.SYNCGUARD = {"default": {"LOCATION": f"redis://:{PASSWORD}@host/0"}}
     assert_none_in(repr(SafeExceptionReporterFilter().get_safe_settings()), [PASSWORD])
 
 
-def test_the_address_in_the_settings_is_still_what_was_written(settings):
+def test_hiding_does_not_change_the_address_in_the_settings(settings):
     location = f"redis://:{PASSWORD}@host/0"
     settings.SYNCGUARD = {"default": {"LOCATION": location}}
     assert settings.SYNCGUARD["default"]["LOCATION"] == location

@@ -44,5 +44,5 @@ def test_its_own_public_names_exist():
     assert all(hasattr(syncguard_django, name) for name in syncguard_django.__all__)
 
 
-def test_it_says_that_it_is_typed():
+def test_it_has_a_py_typed_marker():
     assert (Path(syncguard_django.__file__).parent / "py.typed").is_file()

@@ -92,7 +92,7 @@ def test_a_hash_from_before_the_secret_key_changed_is_accepted(backend):
 
 
 @pytest.mark.parametrize("text", ["y", " YES "])
-def test_it_asks_first_and_yes_releases(backend, answer, text):
+def test_it_asks_for_confirmation_and_yes_releases(backend, answer, text):
     backend.acquire("a", ttl_ms=60_000)
     asked = answer(text)
     assert run("--key", "a").code == 0
@@ -101,7 +101,7 @@ def test_it_asks_first_and_yes_releases(backend, answer, text):
 
 
 @pytest.mark.parametrize("text", ["", "n", "nope", None])
-def test_anything_else_releases_nothing(backend, answer, text):
+def test_any_answer_but_yes_releases_nothing(backend, answer, text):
     backend.acquire("a", ttl_ms=60_000)
     answer(text)
     result = run("--key", "a")
@@ -113,14 +113,14 @@ def test_anything_else_releases_nothing(backend, answer, text):
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("arguments", [("--key", "a"), ("0123456789abcdef",)])
-def test_what_nobody_holds_ends_with_1(arguments):
+def test_a_free_lock_exits_with_1(arguments):
     result = run(*arguments)
     assert (result.code, result.out) == (1, "Not locked: nothing to release.\n")
 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("text", ["0123456", "xyzxyzxyz", "0" * 25])
-def test_what_is_no_hash_is_refused_with_2(text):
+def test_an_invalid_hash_exits_with_2(text):
     result = run(text)
     assert result.code == 2
     assert "at least the first 8" in result.err
@@ -133,7 +133,7 @@ def test_either_a_key_or_a_hash_is_needed(arguments):
         call_command("syncguard_release", *arguments)
 
 
-def test_a_dead_redis_ends_with_2(settings):
+def test_a_dead_redis_exits_with_2(settings):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://:hunter2@127.0.0.1:1/0"}}
     result = run("--key", "a", "--no-input")
     assert result.code == 2
@@ -149,7 +149,7 @@ def two_aliases(settings, syncguard_redis):
 
 
 @pytest.mark.usefixtures("two_aliases")
-def test_a_key_that_is_held_in_two_aliases_needs_the_alias():
+def test_a_key_that_is_locked_in_two_aliases_needs_using():
     for name in ("one", "two"):
         locks[name].acquire("a", ttl_ms=60_000)
     result = run("--key", "a", "--no-input")
@@ -162,7 +162,7 @@ def test_a_key_that_is_held_in_two_aliases_needs_the_alias():
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_key_that_begins_with_a_dash_is_a_key():
+def test_a_key_may_begin_with_a_dash():
     locks["default"].acquire("--x", ttl_ms=60_000)
     Command().run_from_argv(["manage.py", "syncguard_release", "--key", "--x", "--no-input"])
     assert not locks["default"].is_locked("--x")
@@ -184,14 +184,14 @@ def test_the_admins_log_names_the_account(backend, ann):
     assert result.err == ""
 
 
-def test_an_account_with_the_name_of_the_login_is_taken(backend, monkeypatch, ann):
+def test_the_account_with_the_name_of_the_login_is_the_default(backend, monkeypatch, ann):
     monkeypatch.setattr(getpass, "getuser", lambda: "ann")
     backend.acquire("a", ttl_ms=60_000)
     run("--key", "a", "--no-input")
     assert LogEntry.objects.get().user == ann
 
 
-def test_without_an_account_the_log_file_knows_and_the_command_says_so(backend, caplog):
+def test_without_an_account_only_the_log_file_has_an_entry_and_the_command_says_so(backend, caplog):
     backend.acquire("a", ttl_ms=60_000)
     with caplog.at_level(logging.WARNING, "syncguard.audit"):
         result = run("--key", "a", "--no-input")
@@ -204,7 +204,7 @@ def test_without_an_account_the_log_file_knows_and_the_command_says_so(backend, 
     assert f"by {getpass.getuser()}@" in released
 
 
-def test_an_account_that_does_not_exist_frees_nothing(backend):
+def test_an_account_that_does_not_exist_releases_nothing(backend):
     backend.acquire("a", ttl_ms=60_000)
     result = run("--key", "a", "--no-input", "--user", "nobody")
     assert result.code == 2
@@ -212,7 +212,7 @@ def test_an_account_that_does_not_exist_frees_nothing(backend):
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_holder_that_leaves_in_the_last_moment_ends_with_1(backend, monkeypatch):
+def test_a_holder_that_releases_at_the_last_moment_exits_with_1(backend, monkeypatch):
     held = backend.acquire("a", ttl_ms=60_000)
     original = RedisBackend.release
 
@@ -228,7 +228,7 @@ def test_a_holder_that_leaves_in_the_last_moment_ends_with_1(backend, monkeypatc
 
 
 @pytest.mark.usefixtures("ann")
-def test_a_redis_that_hangs_in_the_last_moment_ends_with_2(backend, monkeypatch, syncguard_redis):
+def test_a_redis_that_hangs_during_the_release_exits_with_2(backend, monkeypatch, syncguard_redis):
     backend.acquire("a", ttl_ms=60_000)
     original = RedisBackend.release
 

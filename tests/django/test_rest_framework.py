@@ -122,7 +122,7 @@ def test_contention_is_423_with_retry_after_in_json(backend, view):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_contention_is_answered_in_the_content_type_that_was_asked_for(backend, view):
+def test_the_response_to_contention_has_the_requested_content_type(backend, view):
     with backend.acquire("invoice:42", ttl_ms=20_000):
         answer = Client().get(f"/{view}/42/", headers={"accept": "text/x-plain"})
     assert answer.status_code == 423
@@ -130,7 +130,7 @@ def test_contention_is_answered_in_the_content_type_that_was_asked_for(backend, 
     assert b"This resource is locked" in answer.content
 
 
-def test_a_lock_taken_by_hand_is_423_with_the_exception_handler(backend):
+def test_with_the_exception_handler_contention_in_lock_is_423_too(backend):
     with backend.acquire("invoice:42", ttl_ms=20_000):
         with pytest.raises(AcquisitionTimeout):
             Client().get("/by-hand/42/")
@@ -151,20 +151,20 @@ def own_handler(error, context):
 
 
 @pytest.mark.parametrize("view", [*VIEWS, "by-hand"])
-def test_a_handler_of_the_project_decides_on_the_form(backend, view):
+def test_the_projects_own_handler_produces_the_response(backend, view):
     chosen = {"EXCEPTION_HANDLER": own_handler}
     with override_settings(REST_FRAMEWORK=chosen), backend.acquire("invoice:42", ttl_ms=20_000):
         answer = Client().get(f"/{view}/42/")
     assert (answer.status_code, answer.json()) == (423, {"error": "locked"})
 
 
-def test_an_error_without_a_key_waits_for_as_long_as_the_ttl(backend):
+def test_for_an_error_without_a_key_retry_after_is_the_ttl(backend):
     error = as_api_exception(AcquisitionTimeout())
     assert isinstance(error, Locked)
     assert error.wait == 30
 
 
-def test_without_the_package_nothing_of_it_is_imported():
+def test_without_rest_framework_it_is_not_imported():
     code = (
         "import sys; sys.modules['rest_framework'] = None\n"
         "import django; django.setup()\n"

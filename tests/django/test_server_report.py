@@ -36,7 +36,7 @@ def read(info=INFO, save="3600 1"):
     )
 
 
-def test_a_report_is_read_from_what_redis_says():
+def test_a_report_is_made_from_the_replies_of_redis():
     assert read() == dataclasses.replace(HEALTHY, rdb=True, round_trip_ms=10, clock_offset_ms=100)
 
 
@@ -45,7 +45,7 @@ def test_valkey_is_called_valkey():
     assert (report.server, report.version) == ("valkey", "8.0.1")
 
 
-def test_what_redis_does_not_say_is_unknown():
+def test_values_that_redis_does_not_report_are_unknown():
     report = read({}, save=None)
     assert (report.aof, report.rdb, report.maxmemory_policy) == (None, None, None)
     assert (report.version, report.role) == ("unknown", "unknown")
@@ -66,7 +66,7 @@ def test_a_healthy_server_has_no_findings():
         ({"version": "6.0.16"}, "older than 6.2"),
     ],
 )
-def test_what_an_operator_should_change_is_a_finding(change, finding):
+def test_a_dangerous_configuration_is_a_finding(change, finding):
     [found] = dataclasses.replace(HEALTHY, **change).findings
     assert finding in found
 
@@ -82,11 +82,11 @@ def test_what_an_operator_should_change_is_a_finding(change, finding):
         {"clock_offset_ms": 1_200.0, "round_trip_ms": 900.0},
     ],
 )
-def test_what_is_excused_or_not_known_is_no_finding(change):
+def test_accepted_and_unknown_values_are_no_findings(change):
     assert dataclasses.replace(HEALTHY, **change).findings == ()
 
 
-def test_a_real_server_is_asked(syncguard_redis):
+def test_a_report_is_read_from_a_real_server(syncguard_redis):
     with RedisBackend.from_url(syncguard_redis.url, fence_floor="clock") as backend:
         report = inspect_server(backend)
         assert abs(server_time_ms(backend) - report.clock_offset_ms) > 0
@@ -109,13 +109,13 @@ def test_a_replica_is_recognized(syncguard_redis):
         assert inspect_server(backend).role == "replica"
 
 
-def test_a_server_that_forbids_config_does_not_say_how_it_saves():
+def test_persistence_is_unknown_on_a_server_that_forbids_config():
     with RedisServer(config=['rename-command CONFIG ""']) as server:
         with RedisBackend.from_url(server.url) as backend:
             assert inspect_server(backend).rdb is None
 
 
-def test_a_dead_server_is_a_lock_error():
+def test_a_dead_server_raises_a_lock_error():
     with RedisBackend.from_url("redis://:hunter2@127.0.0.1:1/0") as backend:
         for ask in (inspect_server, server_time_ms):
             with pytest.raises(LockError) as raised:

@@ -53,7 +53,7 @@ def test_everything_can_be_set():
     assert alias.show_keys
 
 
-def test_options_beat_the_address():
+def test_options_override_the_address():
     alias = read_default(LOCATION="redis://:old@host/1", OPTIONS={"db": 4, "password": "new"})
     assert (alias.options["db"], alias.options["password"]) == (4, "new")
 
@@ -107,7 +107,7 @@ def test_a_malformed_location_is_refused_without_being_shown(location):
     assert "hunter2" not in text
 
 
-def test_a_location_whose_scheme_nobody_serves_is_refused_without_being_shown():
+def test_a_location_with_an_unknown_scheme_is_refused_without_being_shown():
     text = refusal_of(LOCATION="hunter2://host/0")
     assert text.startswith('SYNCGUARD["default"]["LOCATION"] cannot be used: no installed package')
     assert "built in are redis, rediss, unix" in text
@@ -119,18 +119,18 @@ def test_a_backend_can_be_named_by_its_scheme_and_by_its_asyncio_class():
         assert read_default(LOCATION="redis://", BACKEND=name).backend_class is RedisBackend
 
 
-def test_what_is_not_the_class_of_a_backend_is_refused():
+def test_a_class_that_is_no_backend_is_refused():
     text = refusal_of(LOCATION="redis://", BACKEND="collections.OrderedDict")
     assert text.startswith('SYNCGUARD["default"]["BACKEND"] cannot be used: OrderedDict is not')
 
 
-def test_an_unknown_setting_is_refused_with_a_guess():
+def test_an_unknown_setting_is_refused_with_a_suggestion():
     text = refusal_of(LOCATION="redis://", TTL=5)
     assert 'SYNCGUARD["default"]["TTL"] is not a setting' in text
     assert "Did you mean TTL_MS?" in text
 
 
-def test_a_setting_unlike_any_other_is_refused_with_the_list():
+def test_a_setting_similar_to_no_other_is_refused_with_the_list():
     assert "The settings are BACKEND, LOCATION," in refusal_of(LOCATION="redis://", COLOUR="red")
 
 
@@ -151,7 +151,7 @@ def test_an_alias_must_be_a_dictionary_under_a_name(setting):
     assert "must be a dictionary of settings, under a name that is a str" in str(problem)
 
 
-def test_a_broken_alias_does_not_harm_the_others():
+def test_an_invalid_alias_does_not_affect_the_others():
     both = read({"default": {"LOCATION": "redis://"}, "broken": {"LOCATION": "?"}}, {})
     assert both.of("default").alias == "default"
     assert both.names == ("default", "broken")
@@ -175,7 +175,7 @@ def test_an_overridden_setting_is_read_again(settings, syncguard_redis):
     assert locks["default"].key_prefix == "changed"
 
 
-def test_other_settings_leave_it_alone(settings):
+def test_other_changed_settings_do_not_reload_it(settings):
     before = configuration()
     settings.LANGUAGE_CODE = "de"
     assert configuration() is before
@@ -185,7 +185,7 @@ DJANGO = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 
 
-def test_a_cache_of_django_lends_its_redis():
+def test_the_redis_of_a_django_cache_can_be_used():
     cache = {
         "BACKEND": DJANGO,
         "LOCATION": ["redis://:pw@primary:6380/1", "redis://replica/1"],
@@ -196,12 +196,12 @@ def test_a_cache_of_django_lends_its_redis():
     assert alias.options == {"db": 1, "password": "pw", "socket_timeout": 2}
 
 
-def test_the_first_of_several_addresses_in_one_text_is_the_one_that_takes_writes():
+def test_the_first_of_several_addresses_is_the_one_for_writes():
     cache = {"BACKEND": DJANGO, "LOCATION": "redis://one;redis://two"}
     assert read_default({"main": cache}, CACHE="main").location.url == "redis://one:6379"
 
 
-def test_a_cache_of_django_redis_lends_its_redis():
+def test_the_redis_of_a_django_redis_cache_can_be_used():
     cache = {
         "BACKEND": DJANGO_REDIS,
         "LOCATION": "redis://primary/2",
@@ -216,12 +216,12 @@ def test_a_cache_of_django_redis_lends_its_redis():
     assert alias.options == {"db": 2, "password": "pw", "socket_timeout": 4, "max_connections": 20}
 
 
-def test_a_lock_can_have_a_database_of_its_own_on_the_redis_of_a_cache():
+def test_locks_can_use_a_separate_database_on_the_redis_of_a_cache():
     cache = {"BACKEND": DJANGO, "LOCATION": "redis://primary/1"}
     assert read_default({"main": cache}, CACHE="main", OPTIONS={"db": 2}).options["db"] == 2
 
 
-def test_a_subclass_of_a_known_cache_is_known(tmp_path, monkeypatch):
+def test_a_subclass_of_a_supported_cache_is_supported(tmp_path, monkeypatch):
     (tmp_path / "own_caches.py").write_text(
         "from django.core.cache.backends.redis import RedisCache\nclass Own(RedisCache): ...\n"
     )
@@ -242,7 +242,7 @@ def test_a_subclass_of_a_known_cache_is_known(tmp_path, monkeypatch):
         ("redis://", "it is not a dictionary"),
     ],
 )
-def test_a_cache_that_lends_no_redis_is_refused(cache, why):
+def test_a_cache_that_does_not_use_redis_is_refused(cache, why):
     text = refusal_of({"main": cache}, CACHE="main")
     assert text.startswith('SYNCGUARD["default"]["CACHE"] names a CACHES entry that cannot be used')
     assert why in text
@@ -253,7 +253,7 @@ def test_a_cache_that_does_not_exist_is_refused():
     assert "must be the name of a CACHES entry" in refusal_of(CACHE="nope")
 
 
-def test_locks_and_cache_meet_on_one_redis(settings, syncguard_redis):
+def test_locks_and_cache_use_the_same_redis(settings, syncguard_redis):
     settings.CACHES = {"default": {"BACKEND": DJANGO, "LOCATION": syncguard_redis.url}}
     settings.SYNCGUARD = {"default": {"CACHE": "default"}}
     with locks["default"].acquire("invoice:42", ttl_ms=10_000):

@@ -57,14 +57,14 @@ def test_a_signal_carries_hashes_and_no_raw_identifiers(configure, received):
     assert event.key is event.lock_id is None
 
 
-def test_questions_are_not_signalled(configure, received):
+def test_lookups_send_no_signal(configure, received):
     configure(TELEMETRY=True)
     assert not locks["default"].is_locked("invoice:42")
     assert locks["default"].lookup(key="invoice:42") is None
     assert received == []
 
 
-def test_a_fault_is_no_contention(configure, received, syncguard_redis):
+def test_an_error_does_not_send_lock_contended(configure, received, syncguard_redis):
     configure(TELEMETRY=True)
     syncguard_redis.kill()
     with pytest.raises(LockError):
@@ -81,9 +81,7 @@ def test_a_lost_lock_is_signalled_once(configure, received, syncguard_redis):
     assert names(received).count("lost") == 1
 
 
-def test_a_lock_that_is_lost_because_redis_is_gone_is_signalled(
-    configure, received, syncguard_redis
-):
+def test_a_lock_lost_because_redis_is_down_is_signalled(configure, received, syncguard_redis):
     configure(TELEMETRY=True)
     told = []
     with (
@@ -105,7 +103,7 @@ def test_a_callback_without_arguments_is_called_too(configure, syncguard_redis):
     assert told == [1]
 
 
-def test_a_receiver_that_fails_harms_no_lock(configure, caplog):
+def test_an_error_of_a_receiver_does_not_affect_the_lock(configure, caplog):
     configure(TELEMETRY=True)
 
     def broken(**_kwargs):
@@ -120,7 +118,7 @@ def test_a_receiver_that_fails_harms_no_lock(configure, caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_an_async_receiver_of_a_blocking_lock_in_a_loop_harms_nothing(
+def test_an_async_receiver_of_a_blocking_lock_in_a_loop_does_not_affect_the_lock(
     configure, caplog, syncguard_redis, monkeypatch
 ):
     configure(TELEMETRY=True)
@@ -214,7 +212,7 @@ def test_releasing_again_is_no_loss_in_asyncio(configure, received):
     assert names(received) == ["acquired", "released", "acquired"]
 
 
-def test_a_lock_that_is_gone_before_its_release_is_lost_once(configure, received):
+def test_a_lock_that_was_lost_before_its_release_is_signalled_once(configure, received):
     configure(TELEMETRY=True)
     acquired = locks["default"].acquire("invoice:42")
     info = locks["default"].lookup(key="invoice:42")

@@ -55,7 +55,7 @@ def two_aliases(settings, syncguard_redis):
 
 
 @pytest.mark.usefixtures("backend")
-def test_no_locks_is_said_in_words():
+def test_without_locks_it_prints_no_live_locks():
     assert run().out == "No live locks.\n"
 
 
@@ -84,7 +84,7 @@ def test_live_locks_are_an_aligned_table(backend):
     assert starts[0] == starts[1] == starts[2]
 
 
-def test_more_locks_than_the_limit_are_counted(backend):
+def test_above_the_limit_the_total_number_is_printed(backend):
     for number in range(5):
         backend.acquire(f"invoice:{number}", ttl_ms=60_000 + number)
     lines = run("--limit", "2").out.splitlines()
@@ -124,7 +124,7 @@ def test_json_has_the_names_of_the_specification_and_milliseconds(backend):
     }
 
 
-def test_ndjson_is_one_object_a_line(backend):
+def test_ndjson_is_one_object_per_line(backend):
     assert run("--format", "ndjson").out == ""
     backend.acquire("a", ttl_ms=60_000)
     backend.acquire("b", ttl_ms=60_000)
@@ -159,7 +159,7 @@ def test_a_key_is_shown_with_both_of_its_hashes(backend):
 
 
 @pytest.mark.usefixtures("two_aliases")
-def test_aliases_with_hashes_of_their_own_show_each(settings):
+def test_with_different_hash_secrets_each_alias_shows_its_own_hash(settings):
     settings.SYNCGUARD = {
         name: {**entry, "HASH_SECRET": name} for name, entry in settings.SYNCGUARD.items()
     }
@@ -172,7 +172,7 @@ def test_aliases_with_hashes_of_their_own_show_each(settings):
 
 
 @pytest.mark.parametrize("form", ["table", "json", "ndjson"])
-def test_a_look_at_a_key_ends_with_0_if_locked_and_with_1_if_free(backend, form):
+def test_a_lookup_exits_with_0_if_locked_and_with_1_if_free(backend, form):
     held = backend.acquire("invoice:42", ttl_ms=60_000)
     assert run("--key", "invoice:42", "--format", form).code == 0
     assert run("--lock-id", held.lock_id, "--format", form).code == 0
@@ -189,7 +189,7 @@ def test_a_key_is_free_if_no_alias_holds_it():
     assert run("--key", "a", "--using", "one").code == 1
 
 
-def test_a_look_ends_with_2_where_it_cannot_tell(settings, syncguard_redis):
+def test_a_lookup_exits_with_2_if_the_state_is_unknown(settings, syncguard_redis):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     assert run("--key", "a").code == 2
     settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url}}
@@ -199,7 +199,7 @@ def test_a_look_ends_with_2_where_it_cannot_tell(settings, syncguard_redis):
     assert raised.value.returncode == 2
 
 
-def test_a_wrong_setting_is_not_taken_for_a_free_lock():
+def test_an_invalid_setting_does_not_exit_like_a_free_lock():
     process = program(
         "not-an-address", "--key", "a", stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -216,7 +216,7 @@ def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
 
 
 @pytest.mark.usefixtures("backend")
-def test_an_id_or_a_key_that_begins_with_a_dash_is_not_taken_for_an_option(capsys):
+def test_an_id_or_a_key_that_begins_with_a_dash_is_not_read_as_an_option(capsys):
     """One lock id in 64 does."""
     locks["default"].acquire("--key", ttl_ms=60_000, holder="me")
     for arguments in (("--key", "--key"), ("--lock-id", "-" * 22)):
@@ -228,14 +228,14 @@ def test_an_id_or_a_key_that_begins_with_a_dash_is_not_taken_for_an_option(capsy
 
 
 @pytest.mark.usefixtures("backend")
-def test_a_malformed_lock_id_is_one_line():
+def test_a_malformed_lock_id_prints_a_one_line_error():
     result = run("--lock-id", "short")
     assert result.code == 2
     assert result.err.startswith("default: InvalidArgument: a lock id has exactly 22 characters")
     assert len(result.err.splitlines()) == 1
 
 
-def test_locks_can_only_be_counted(backend):
+def test_count_prints_only_the_number_of_locks(backend):
     backend.acquire("a", ttl_ms=60_000)
     assert run("--count").out == "1\n"
     assert run_json("--count") == [{"alias": "default", "liveLocks": 1}]
@@ -247,7 +247,7 @@ def test_the_locks_of_each_alias_are_counted():
     assert run("--count").out == "one: 0\ntwo: 1\n"
 
 
-def test_a_holder_cannot_move_the_cursor(backend, syncguard_redis):
+def test_control_characters_of_a_holder_are_not_printed(backend, syncguard_redis):
     backend.acquire("a", ttl_ms=60_000, holder="me")
     with syncguard_redis.client() as client:
         record = json.loads(client.get("testsite:a"))
@@ -334,7 +334,7 @@ def test_a_report_of_a_redis_that_does_not_answer_has_the_documented_fields(sett
 
 
 @pytest.mark.parametrize("arguments", [(), ("--count",), ("--key", "a"), ("--check",)])
-def test_a_dead_redis_is_one_line_with_the_alias_and_the_code(settings, arguments):
+def test_a_dead_redis_prints_one_line_with_the_alias_and_the_code(settings, arguments):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://:hunter2@127.0.0.1:1/0"}}
     result = run(*arguments)
     assert result.code == 2
@@ -344,7 +344,7 @@ def test_a_dead_redis_is_one_line_with_the_alias_and_the_code(settings, argument
     assert "hunter2" not in result.err
 
 
-def test_a_wrong_password_is_one_line(settings):
+def test_a_wrong_password_prints_a_one_line_error(settings):
     with RedisServer(password="right") as server:
         settings.SYNCGUARD = {"default": {"LOCATION": server.url.replace("right", "hunter2")}}
         result = run("--check")
@@ -375,7 +375,7 @@ def test_the_locks_of_a_live_redis_are_shown_beside_a_dead_one(settings, syncgua
     assert result.code == 2
 
 
-def test_the_settings_of_an_alias_may_be_wrong(settings):
+def test_an_alias_with_invalid_settings_prints_an_error(settings):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://", "BACKEND": "nowhere.Backend"}}
     result = run()
     assert result.code == 2
@@ -385,7 +385,7 @@ def test_the_settings_of_an_alias_may_be_wrong(settings):
 # --check
 
 
-def test_a_healthy_server_ends_with_0(settings):
+def test_a_healthy_server_exits_with_0(settings):
     with RedisServer(aof=True) as server:
         settings.SYNCGUARD = {"default": {"LOCATION": server.url}}
         locks["default"].acquire("a", ttl_ms=60_000)
@@ -406,7 +406,7 @@ def test_a_healthy_server_ends_with_0(settings):
     assert abs(report["clockOffsetMs"]) < 1_000
 
 
-def test_warnings_end_with_1(settings):
+def test_warnings_exit_with_1(settings):
     with RedisServer(config=["maxmemory-policy allkeys-lru"]) as server:
         settings.SYNCGUARD = {"default": {"LOCATION": server.url}}
         result = run("--check")
@@ -419,7 +419,7 @@ def test_warnings_end_with_1(settings):
     assert report["healthy"] is False
 
 
-def test_an_unreachable_server_is_also_an_object(settings):
+def test_an_unreachable_server_is_a_json_object_too(settings):
     settings.SYNCGUARD = {"default": {"LOCATION": "redis://127.0.0.1:1/0"}}
     [report] = run_json("--check")
     assert report["alias"] == "default"
@@ -471,7 +471,7 @@ def test_a_pipe_that_closes_early_is_no_error(syncguard_redis):
     process.stderr.close()
 
 
-def test_on_a_terminal_it_redraws_in_place_and_ctrl_c_leaves_cleanly(backend, syncguard_redis):
+def test_on_a_terminal_it_redraws_in_place_and_ctrl_c_exits_with_0(backend, syncguard_redis):
     backend.acquire("a", ttl_ms=60_000)
     ours, theirs = pty.openpty()
     process = program(
@@ -488,7 +488,7 @@ def test_on_a_terminal_it_redraws_in_place_and_ctrl_c_leaves_cleanly(backend, sy
 
 
 @pytest.mark.usefixtures("backend", "syncguard_redis")
-def test_watching_a_redis_that_dies_goes_on():
+def test_watching_continues_when_redis_dies():
     with RedisServer() as server:
         process = program(server.url, "--watch", "0.1", stdout=subprocess.PIPE)
         descriptor = process.stdout.fileno()
@@ -524,7 +524,7 @@ def test_10000_locks_and_200000_fence_counters_cost_a_bounded_number_of_commands
     ("arguments", "expected"),
     [((), {"evalsha": 1, "time": 1}), (("--check",), {"info": 1, "eval": 1})],
 )
-def test_a_listing_is_one_request_and_a_check_asks_for_each_thing_once(
+def test_a_listing_is_one_request_and_a_check_sends_each_command_once(
     syncguard_redis, arguments, expected
 ):
     run(*arguments)
@@ -548,5 +548,5 @@ def test_a_listing_is_one_request_and_a_check_asks_for_each_thing_once(
         (86_400_000 * 2 + 3_600_000 * 4, "2 d 4 h"),
     ],
 )
-def test_durations_are_for_people(ms, text):
+def test_durations_have_at_most_two_units(ms, text):
     assert for_people(ms) == text

@@ -73,7 +73,7 @@ def test_no_string_is_missing_and_none_is_left_over(language):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_filled_in_is_in_the_translation_too(language):
+def test_placeholders_are_in_the_translation_too(language):
     holes = re.compile(r"%\(\w+\)s|\{\w+\}|<[^>]+>")
     for text, translated in catalogue(compiled(language)).items():
         assert translated.strip(), text
@@ -81,7 +81,7 @@ def test_what_is_filled_in_is_in_the_translation_too(language):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_shipped_was_compiled_from_what_is_written(language, tmp_path):
+def test_the_compiled_catalogue_matches_its_source(language, tmp_path):
     if shutil.which("msgfmt") is None:
         pytest.skip("needs msgfmt; on Debian: apt install gettext")
     source, anew = compiled(language).with_suffix(".po"), tmp_path / "django.mo"
@@ -98,7 +98,7 @@ def test_what_is_shipped_was_compiled_from_what_is_written(language, tmp_path):
         ("fr", "Verrous", "Oui, le libérer"),
     ],
 )
-def test_the_pages_speak_the_language(backend, settings, language, title, button):
+def test_the_pages_are_in_the_selected_language(backend, settings, language, title, button):
     settings.LANGUAGE_CODE = language
     backend.acquire("a", ttl_ms=60_000)
     client = visitor("view_lock", "release_lock")

@@ -45,7 +45,7 @@ def visit(name):
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_the_lock_is_taken_before_the_transaction_begins(atomic_requests, name, monkeypatch):
+def test_the_lock_is_acquired_before_the_transaction_begins(atomic_requests, name, monkeypatch):
     opened_at = []
     begin = connections["default"].set_autocommit
 
@@ -125,7 +125,7 @@ def lock_at_once():
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("name", ["below_api_view", "action"])
-def test_a_view_of_rest_framework_answers_423_too(name):
+def test_a_view_of_rest_framework_responds_423_too(name):
     with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=20_000):
         assert visit(name).status_code == 423
 
@@ -152,7 +152,7 @@ def test_a_lock_inside_the_transaction_lasts_until_the_commit(atomic_requests, n
 
 
 @pytest.mark.parametrize("name", ASYNC)
-def test_djangos_own_error_about_async_views_stays(atomic_requests, name):
+def test_an_async_view_raises_djangos_own_error(atomic_requests, name):
     with pytest.raises(RuntimeError, match="You cannot use ATOMIC_REQUESTS with async views"):
         visit(name)
     assert atomic_requests.count_live_locks() == 0
