@@ -1,7 +1,7 @@
-"""Where Chromium and its driver are. Run as a program, it installs them where it may.
+"""Finds Chromium and its driver. Run as a program, it installs them if it is allowed to.
 
 Debian's packages are ``chromium`` and ``chromium-driver``. Without them the browser tests are
-skipped, and say so.
+skipped with a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def find() -> tuple[str, str] | None:
 
 
 def install() -> None:
-    """Install the packages, if this is a Debian and we are its administrator."""
+    """Install the packages if this is Debian and the user is root."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     command = ["apt-get", "install", "--yes", "--quiet", "chromium", "chromium-driver"]

@@ -1,4 +1,4 @@
-"""A headless Chromium, a site for it to visit, and the site's access log."""
+"""Fixtures: a headless Chromium, a site, and the site's access log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PASSWORD = "hunter2-hunter2"
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """The tests of the demo are one visit, from its first page on: they keep their order."""
+    """Keep the tests of the demo in their order: each continues where the one before stopped."""
     places = [place for place, item in enumerate(items) if item.path.name == "test_demo.py"]
     visit = sorted((items[place] for place in places), key=lambda item: item.reportinfo()[1])
     for place, item in zip(places, visit, strict=True):
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
 
 
 def _chromium():
-    # Beside this file, and not importable: pytest leaves sys.path alone.
+    # In the folder of this file, but not importable: pytest does not add it to sys.path.
     spec = importlib.util.spec_from_file_location("chromium", Path(__file__).parent / "chromium.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -36,7 +36,7 @@ def _chromium():
 
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory, access_log, live_server):  # noqa: ARG001 - it leaves before they do
-    """The browser. Skips, and says why, where there is none."""
+    """The browser. Skips the test with a reason if there is none."""
     webdriver = pytest.importorskip(
         "selenium.webdriver", reason="the admin page in a browser: tox run -e browser"
     )
@@ -68,7 +68,7 @@ def chromium(tmp_path_factory, access_log, live_server):  # noqa: ARG001 - it le
 
 @pytest.fixture(scope="session")
 def photograph(chromium):
-    """Takes pictures of whole pages, into the folder that ``SYNCGUARD_SCREENSHOTS`` names."""
+    """Saves screenshots of whole pages in the folder ``SYNCGUARD_SCREENSHOTS``."""
     folder = os.environ.get("SYNCGUARD_SCREENSHOTS")
 
     def take(name):
@@ -100,7 +100,7 @@ def access_log():
     logger = logging.getLogger("django.server")
     handlers, logger.handlers = logger.handlers, [Collector()]
     with pytest.MonkeyPatch.context() as patch:
-        # The live server of the tests keeps no log; this handler is that of runserver.
+        # The live server of the tests writes no log; this is the handler of runserver.
         patch.setattr(testcases, "QuietWSGIRequestHandler", WSGIRequestHandler)
         yield lines
     logger.handlers = handlers

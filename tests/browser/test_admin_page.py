@@ -22,7 +22,7 @@ KEY = "patient:Eve:diagnosis"
 
 
 class Page:
-    """The page as a person meets it."""
+    """The page, used as a person uses it."""
 
     def __init__(self, driver, site):
         self.driver, self.site = driver, site
@@ -32,7 +32,7 @@ class Page:
         return self
 
     def find(self, selector):
-        """Once it is there: after a click the next page may still be on its way."""
+        """Wait for the element: after a click the next page may still be loading."""
         return self.wait_for(lambda: self.driver.find_elements(By.CSS_SELECTOR, selector))[0]
 
     def text(self, selector):
@@ -52,7 +52,7 @@ class Page:
         while True:
             try:
                 found = condition()
-            except Exception:  # the list is replaced under our hands
+            except Exception:  # a refresh replaced the element
                 found = None
             if found:
                 return found
@@ -66,7 +66,7 @@ class Page:
 
 @pytest.fixture
 def page(chromium, site):
-    """The list, with an administrator signed in; at the end, the console must be silent."""
+    """The list, with an administrator signed in. At the end the console must have no errors."""
     User.objects.create_superuser("root", password=PASSWORD)
     chromium.delete_all_cookies()
     page = Page(chromium, site).open()
@@ -84,7 +84,7 @@ def page(chromium, site):
 
 @pytest.fixture
 def held(site):  # noqa: ARG001 - an empty Redis
-    """A lock on a key that nobody may see."""
+    """A lock on a key that must not be shown."""
     with locks["default"].acquire(KEY, ttl_ms=3_600_000, holder="ward-3") as held:
         yield held
 
@@ -99,7 +99,7 @@ def test_live_locks_are_listed(page):
 
 
 def test_the_policy_forbids_inline_scripts(page):
-    """The policy is in force: what a page may not do, the browser refuses and says so."""
+    """The browser enforces the policy: it refuses inline scripts and reports them."""
     script = "const s = document.createElement('script'); s.textContent = 'window.ran = true';"
     page.driver.execute_script(f"{script} document.head.append(s)")
     assert page.driver.execute_script("return window.ran") is None
@@ -140,7 +140,7 @@ def test_the_refresh_can_be_paused_and_resumed(page):
     assert page.text("#syncguard-pause") == "Resume refresh"
     assert page.text(".syncguard-updated") == "Refresh is paused"
     locks["default"].acquire("later", ttl_ms=60_000)
-    time.sleep(6)  # longer than a refresh takes to come round: nothing may happen
+    time.sleep(6)  # longer than the interval of refreshes: nothing may change
     assert page.rows == []
     page.click("#syncguard-pause")
     page.wait_for(lambda: page.rows == [shown_hash("later")])

@@ -1,6 +1,6 @@
-"""The landing page of the example in a real Chromium: every button, and what comes of it.
+"""The landing page of the example in a real Chromium: every button, and its result.
 
-``SYNCGUARD_SCREENSHOTS=docs/images`` writes the pictures that the documentation shows.
+``SYNCGUARD_SCREENSHOTS=docs/images`` writes the screenshots of the documentation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(scope="module")
 def greeting():
-    """What the demo says, started as a user starts it."""
+    """The output of the demo, started as a user starts it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "example_project.demo", "--port", "0"],
         cwd=ROOT,
@@ -60,7 +60,7 @@ def address(greeting):
 
 
 class Page:
-    """The landing page as a person meets it."""
+    """The landing page, used as a person uses it."""
 
     def __init__(self, driver, address):
         self.driver = driver
@@ -70,7 +70,7 @@ class Page:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, selector):
-        """What is there now, in one go: the script replaces it all the time."""
+        """The current texts, read in one call: the script replaces the elements all the time."""
         script = "return [...document.querySelectorAll(arguments[0])].map(e => e.textContent)"
         return self.driver.execute_script(script, selector)
 
@@ -82,7 +82,7 @@ class Page:
         return found
 
     def play(self, kind):
-        """Press a button, and wait until its scene is over."""
+        """Click a button, and wait until its scene has ended."""
         played = len(self.texts("#history button"))
         button = self.find(f"form[data-kind={kind}] button")
         self.wait_for(button.is_enabled)
@@ -110,7 +110,7 @@ def page(chromium, address, photograph):
 
 
 def test_the_first_page_shows_no_error(page):
-    """Before the first scene has run: the state was read, and nothing is red."""
+    """Before the first scene: the page has loaded the state, and shows no error."""
     page.wait_for(lambda: page.texts("#timeline .lane"))
     state = "return fetch(document.body.dataset.state).then(response => response.json())"
     assert page.driver.execute_script(state)["scene"] is None

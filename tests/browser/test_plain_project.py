@@ -1,4 +1,4 @@
-"""A project with one alias and nothing but an address: through every page and every command."""
+"""A project with one alias and only an address: every page and every command works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = "invoice:42"
 
 @pytest.fixture
 def project(site, settings, guarded_redis):
-    """The site, with as little in its setting as there can be."""
+    """The site with the smallest possible setting."""
     settings.SYNCGUARD = {"default": {"LOCATION": guarded_redis.url}}
     User.objects.create_superuser("root", password="root")
     return site
@@ -52,7 +52,7 @@ class Visitor:
     def _heading(self):
         try:
             return self.driver.find_element(By.CSS_SELECTOR, "#content h1").text
-        except Exception:  # the page is on its way
+        except Exception:  # the page is still loading
             return None
 
 
@@ -100,7 +100,7 @@ def test_every_page_works_with_one_alias_and_the_defaults(project, chromium):
     page.follow(".breadcrumbs a", "Site administration")
     assert f"Released: {shown} (fence 2)" in page.text("#recent-actions-module")
     complaints = [entry["message"] for entry in chromium.get_log("browser")]
-    # The test site has no icon, and the browser asks for one when it likes.
+    # The test site has no icon, and the browser may request one at any time.
     assert [text for text in complaints if "favicon.ico" not in text] == []
 
 

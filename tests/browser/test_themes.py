@@ -21,9 +21,9 @@ By = pytest.importorskip(
 PROGRAM = Path(__file__).parent / "themed_site.py"
 LIST = "/admin/syncguard_django/lock/"
 READABLE = 4.5
-"""The contrast that WCAG asks of text."""
+"""The contrast that WCAG requires for text."""
 
-# Colours as the browser mixes them: of the text, and of the first opaque thing behind it.
+# The colours that the browser shows: of the text, and of its background.
 COLOURS = """
 const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
 const behind = [];
@@ -102,7 +102,7 @@ def assert_readable(driver, *selectors):
 
 
 def assert_bordered(driver, *selectors):
-    """A field or a button can be told from what is around it."""
+    """A field or a button is distinguishable from its surroundings."""
     for selector in selectors:
         element = find(driver, selector)
         edge, around = driver.execute_script(COLOURS, element, "borderTopColor", -1)
@@ -119,8 +119,8 @@ def log_in(driver, address, scheme="light"):
     find(driver, "[type=submit]").click()
 
 
-# What lies in the same place as a box, has an edge or a colour, and neither holds the box nor is
-# a part of it.
+# Elements that overlap a box, have a border or a colour, and neither contain the box nor are inside
+# it.
 IN_THE_WAY = """
 const box = arguments[0], its = box.getBoundingClientRect();
 return [...document.querySelectorAll("body *")].filter((other) => {

@@ -2,7 +2,7 @@
 
 ``python themed_site.py THEME FOLDER``; the theme is ``django``, ``unfold`` or ``grappelli``. The
 address of Redis comes from ``SYNCGUARD_TEST_URL``. An account ``root`` exists, with the password
-``root``. Ends with its standard input.
+``root``. Ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def configure(theme, folder):
 
     chosen = {name: getattr(plain, name) for name in dir(plain) if name.isupper()}
     chosen["INSTALLED_APPS"] = [*THEMES[theme], *plain.INSTALLED_APPS]
-    # The themes bring inline scripts and styles of their own.
+    # The themes have their own inline scripts and styles.
     chosen["MIDDLEWARE"] = [name for name in plain.MIDDLEWARE if "security_policy" not in name]
     database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "site.sqlite3")}
     chosen["DATABASES"] = {"default": database}

@@ -1,4 +1,4 @@
-"""What the tests of the Django adapter have at hand."""
+"""Fixtures of the tests of the Django adapter."""
 
 from __future__ import annotations
 

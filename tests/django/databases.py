@@ -1,7 +1,7 @@
-"""The test site's tables on each kind of database: SQLite, and servers that we start.
+"""The test site's tables on each kind of database: SQLite, and servers that the tests start.
 
-A database gets an alias while its server runs. Where a server is not installed, the tests that
-need it are skipped, and say what is missing.
+A database has an alias while its server runs. If a server is not installed, the tests that need it
+are skipped with a message that names it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from temporary_databases import temporary_database
 
 @contextmanager
 def migrated(alias: str, settings: dict[str, object]) -> Iterator[str]:
-    """Django knows the database by this alias, with all tables."""
+    """Register the database in Django under this alias, and create all tables."""
     with temporary_database(alias, settings):
         call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
         connections[alias].close()

@@ -1,4 +1,4 @@
-"""A throw-away MariaDB for the tests, where its programs and a driver are found."""
+"""A temporary MariaDB for the tests, if its programs and a driver are installed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 
 class UnavailableError(Exception):
-    """No MariaDB can be started here; the text says why."""
+    """MariaDB cannot be started here. The text gives the reason."""
 
 
 @contextmanager
 def mariadb_server() -> Iterator[dict[str, object]]:
-    """A running server; gives Django's settings for its database."""
+    """A running server. Yields Django's settings for its database."""
     install, server = _program("mariadb-install-db"), _program("mariadbd")
     _use_pymysql()
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -51,7 +51,7 @@ def mariadb_server() -> Iterator[dict[str, object]]:
 
 
 def _wait_until_it_listens(path: Path) -> None:
-    # PyMySQL leaves a socket to the garbage collector when it cannot connect.
+    # PyMySQL does not close its socket when it cannot connect.
     deadline = time.monotonic() + 60
     while True:
         with socket.socket(socket.AF_UNIX) as client:
@@ -64,7 +64,7 @@ def _wait_until_it_listens(path: Path) -> None:
 
 
 def _use_pymysql() -> None:
-    # Django asks for mysqlclient, which has to be compiled; PyMySQL takes its place.
+    # Django needs mysqlclient, which has to be compiled. PyMySQL replaces it here.
     try:
         import pymysql
     except ImportError:
@@ -73,7 +73,7 @@ def _use_pymysql() -> None:
 
 
 def _program(name: str) -> str:
-    # Debian keeps servers in a folder that is not on everybody's PATH.
+    # Debian installs servers in a folder that is not on every user's PATH.
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin")
     if found is None:
         raise UnavailableError(f"MariaDB is not installed: no {name} was found")

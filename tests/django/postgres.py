@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL for the tests, where its programs are found.
+"""A temporary PostgreSQL for the tests, if its programs are installed.
 
 PostgreSQL refuses to run as root; then the server runs as another user, if there is one.
 """
@@ -17,12 +17,12 @@ from pathlib import Path
 
 
 class UnavailableError(Exception):
-    """No PostgreSQL can be started here; the text says why."""
+    """PostgreSQL cannot be started here. The text gives the reason."""
 
 
 @contextmanager
 def postgres_server() -> Iterator[dict[str, str]]:
-    """A running server; gives Django's settings for its database."""
+    """A running server. Yields Django's settings for its database."""
     initdb, postgres = _program("initdb"), _program("postgres")
     user = _user()
     folder = Path(tempfile.mkdtemp(prefix="syncguard-postgres-"))
@@ -54,7 +54,7 @@ def postgres_server() -> Iterator[dict[str, str]]:
 
 
 def _program(name: str) -> str:
-    # Debian keeps them off the PATH, one folder for each version.
+    # Debian installs them outside of the PATH, in one folder for each version.
     places = sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)
     found = shutil.which(name) or shutil.which(name, path=os.pathsep.join(places))
     if found is None:

@@ -1,4 +1,4 @@
-"""Databases beside the one of the test site: real files, real servers, real commits."""
+"""Databases in addition to that of the test site: real files, real servers, real commits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def mariadb_settings():
 
 @contextmanager
 def temporary_database(alias: str, settings: dict[str, object]) -> Iterator[str]:
-    """A connection of that alias, for as long as the block lasts; gives the alias."""
+    """A connection with that alias while the block runs. Yields the alias."""
     configured = connections.configure_settings({"default": {}, alias: settings})[alias]
     connections.settings[alias] = configured
     try:
@@ -59,7 +59,7 @@ def temporary_database(alias: str, settings: dict[str, object]) -> Iterator[str]
 
 
 def wait_until_ready(alias: str) -> None:
-    """A server that was started just now takes a moment."""
+    """Wait until a server that was just started accepts connections."""
     deadline = time.monotonic() + 30
     while True:
         try:

@@ -75,7 +75,7 @@ def test_with_a_hanging_redis_the_page_loads_within_seconds(viewer, syncguard_re
     started = time.monotonic()
     with syncguard_redis.paused():
         assert "NetworkTimeout" in page(viewer)
-    assert time.monotonic() - started < 30  # redis-py's own patience is a minute
+    assert time.monotonic() - started < 30  # the default time-out of redis-py is a minute
 
 
 def test_a_dead_redis_does_not_hide_the_locks_of_another(settings, syncguard_redis, viewer):

@@ -1,4 +1,4 @@
-"""The admin page in the hands of an operator: finding, seeing keys, and the way back."""
+"""The admin page as an operator uses it: finding, viewing keys, and returning to the list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fields_of_the_form(html):
 
 
 def test_with_one_alias_the_find_form_works_with_its_initial_values(backend, viewer):
-    """The common case: the field of the alias is hidden, and must not be empty for that."""
+    """The common case: the alias field is hidden, and must still have a value."""
     backend.acquire("invoice:42", ttl_ms=60_000)
     data = fields_of_the_form(page(viewer))
     response = viewer.post(FIND, {**data, "key": "invoice:42"})
@@ -135,7 +135,7 @@ def test_the_locks_of_a_live_redis_are_counted_beside_a_dead_one(settings, syncg
     assert 'data-total="unknown"' in html, "for the screen reader: nobody knows how many in all"
 
 
-# The way back
+# Returning to the list
 
 
 def test_release_pages_keep_the_filters_of_the_list(backend, releaser):
@@ -169,7 +169,7 @@ def test_the_breadcrumbs_link_to_the_app_and_the_list(backend, releaser):
     assert re.findall(r'href="([^"]+)"', crumbs) == ["/admin/", "/admin/syncguard_django/", LIST]
 
 
-# Raw keys, by choice
+# Raw keys
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""System checks: found without a network, and each with its id."""
+"""System checks: they need no network, and each message has its id."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_changing_the_setting_inside_a_loop_gives_a_new_backend_and_closes_both(
 
 
 class WithoutTwin(RedisBackend):
-    """The twin of its base class would take other locks, or in another way."""
+    """The asyncio class of its base class could use other locks, or use them differently."""
 
 
 def test_a_backend_without_an_asyncio_class_is_refused(configure, monkeypatch):

@@ -1,4 +1,4 @@
-"""The decorator: functions and views, plain and async, and what a locked-out caller gets."""
+"""The decorator: functions and views, plain and async, and what a caller without the lock gets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_nested_call_with_the_same_key_is_refused_or_reentrant(configure):
     assert not locks["default"].is_locked("invoice:42")
 
 
-# Keys: the language is that of the core; here is what only Django has.
+# Keys: the core tests the templates; here are the cases that only Django has.
 
 
 @pytest.mark.parametrize("template", ["{request.user}", "{account}"])

@@ -1,4 +1,4 @@
-"""A lock that is left inside an open transaction lasts until the transaction has ended."""
+"""A lock whose block ends inside an open transaction is held until the transaction ends."""
 
 # ruff: noqa: ARG001 - fixtures act by being named
 
@@ -44,7 +44,7 @@ def server(request):
 
 @pytest.fixture
 def books(server, backend, django_db_blocker, monkeypatch):
-    """The alias of a database that is not the test site's, with a counter in it."""
+    """The alias of a separate database with a counter in it."""
     monkeypatch.setattr(lock_order_warning, "_warned", set())
     with django_db_blocker.unblock(), temporary_database(BOOKS, server) as alias:
         start_counting(alias)
@@ -67,7 +67,7 @@ def wait_until(is_true):
 
 
 def in_a_thread(function):
-    """What it returns, or raises, on a thread of its own."""
+    """Call it in another thread. Returns its result, or raises its error."""
     outcome = []
 
     def call():
@@ -85,7 +85,7 @@ def in_a_thread(function):
 
 
 def untouched(alias):
-    """Whether nothing of ours is left on the connection."""
+    """Whether all methods of the connection are restored."""
     connection = connections[alias]
     names = {"commit", "rollback", "close", "_set_autocommit"}
     names |= {"savepoint_commit", "savepoint_rollback", "_syncguard_transaction_end"}
@@ -118,7 +118,7 @@ def test_a_lock_is_released_after_the_commit_and_before_the_hooks(books, backend
 
 
 def test_the_next_holder_reads_what_was_committed(books, backend):
-    """The update that is lost when the block itself releases."""
+    """This update would be lost if the end of the block released the lock."""
 
     def read_under_the_lock():
         with lock("invoice:42"):
@@ -377,7 +377,7 @@ def test_a_lock_that_is_entered_again_waits_for_new_transactions_too(books, arch
     assert not backend.is_locked("invoice:42")
 
 
-# Taken again
+# Acquired again
 
 
 def test_the_same_transaction_enters_its_lock_again_with_the_same_fence(books, backend):
@@ -448,7 +448,7 @@ def test_another_thread_does_not_enter_it(books, backend):
     assert in_a_thread(take) == "taken"
 
 
-# Turned off
+# until="block"
 
 
 def test_until_block_releases_with_the_block(books, backend):
@@ -518,7 +518,7 @@ def test_max_hold_ms_ends_the_extension_and_prevents_the_commit(backend, transac
 
 
 def lose(backend, held):
-    """Let the lock be gone, and its holder know it."""
+    """Release the lock without its holder, and wait until the holder notices the loss."""
     backend.release(held.lock_id)
     wait_until(lambda: held.lost)
 
@@ -584,7 +584,7 @@ def test_a_rollback_raises_and_logs_nothing_for_a_lost_lock(books, backend, capl
 def test_a_loss_that_only_the_release_finds_is_logged_and_signalled(
     books, configure, received, caplog
 ):
-    """The commit has happened: to raise would help nobody."""
+    """The commit has already happened: an exception could not undo it."""
     configure(TELEMETRY=True)
     backend, told = locks["default"], []
     with transaction.atomic(using=books):
@@ -646,7 +646,7 @@ def test_a_forked_child_releases_nothing_and_enters_nothing_again(books, backend
     assert counted(books) == 1
 
 
-# Very many
+# Many locks
 
 
 def test_a_thousand_locks_warn_once_and_are_released_in_few_round_trips(
@@ -674,7 +674,7 @@ def test_a_thousand_locks_warn_once_and_are_released_in_few_round_trips(
     assert "one transaction holds 1000 locks" in str(warning.message)
 
 
-# What the transaction read before
+# Warnings about queries before the lock
 
 
 def enter_after_a_query(books, **options):

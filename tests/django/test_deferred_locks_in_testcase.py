@@ -1,4 +1,4 @@
-"""In a ``TestCase``, whose own transaction never commits, locks last as long as in production."""
+"""In a ``TestCase``, whose own transaction never commits, locks are released as in production."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class LocksInATestCase(TestCase):
             with lock("invoice:42", ttl_ms=3_000) as held:
                 Account.objects.update(balance=5)
             locks["default"].release(held.lock_id)
-            while not held.lost:  # the heartbeat asks each second
+            while not held.lost:  # the heartbeat extends every second
                 time.sleep(0.01)
         assert Account.objects.get().balance == 0
         with transaction.atomic():

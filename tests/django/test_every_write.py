@@ -1,7 +1,7 @@
-"""Every method of Django that writes is known here: fenced, refused, or unable to lower a fence.
+"""Every method of Django that writes is listed here: fenced, refused, or unable to lower a fence.
 
-The tests walk over whatever the installed Django has. A method that a new release adds makes them
-fail until somebody has decided what it does with a fence.
+The tests check all methods of the installed Django. If a new release adds a method, they fail until
+it is listed here.
 """
 
 # ruff: noqa: ARG001, ARG005 - every way to write takes the same arguments
@@ -19,7 +19,7 @@ ONE, TWO = (format_fence(number) for number in (1, 2))
 
 
 def writing_methods(thing):
-    """The names of what Django marks as writing: templates must not call it."""
+    """The names of the methods with ``alters_data``, which templates must not call."""
     return {
         name
         for name in dir(thing)
@@ -48,7 +48,7 @@ def stored(row):
 
 
 def late_objects(number=9):
-    """Objects of somebody who knows nothing of the fence 2."""
+    """Objects with a lower fence than their row."""
     return [Entry(pk=7, text="a", number=number)]
 
 
@@ -210,7 +210,7 @@ MANAGED = {
         defaults={"number": 9, "fence": ONE}, text="a"
     ),
     "update": lambda rows, late: rows.update(number=9, fence=ONE),
-    "forget_fences": None,  # lowers fences: that is what it is for
+    "forget_fences": None,  # lowers fences: that is its purpose
     "_update": lambda rows, late: rows._update(
         [(Entry._meta.get_field("number"), None, 9), (Entry._meta.get_field("fence"), None, ONE)]
     ),
@@ -233,7 +233,7 @@ def managers(database):
 @pytest.mark.django_db
 def test_every_method_of_every_manager_is_known():
     for manager in managers("default"):
-        # The last is private to Django's managers of related rows, which call it themselves.
+        # The last one is private: only Django's related managers call it.
         found = writing_methods(manager) - {"_clear"}
         assert found <= {*MANAGED, *(f"a{name}" for name in MANAGED)}, manager
 

@@ -1,4 +1,4 @@
-"""``FenceNeverDecreases``: the database refuses a lower fence from everybody, raw SQL included."""
+"""``FenceNeverDecreases``: the database refuses a lower fence, also from raw SQL."""
 
 # ruff: noqa: ARG001 - fixtures act by being named
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_an_upsert_is_allowed(sealed, database):
 
 @pytest.fixture
 def project(database):
-    """Apply operations to the app ``shop``, which starts with nothing."""
+    """Apply operations to the app ``shop``, which starts without models."""
     project = Project(database)
     yield project
     project.undo_all()
@@ -201,7 +201,7 @@ def test_the_trigger_survives_renaming_the_table(project):
 
 
 def test_a_table_renamed_in_the_migration_that_created_it_has_the_trigger(project, database):
-    # Both operations share an editor, as in one migration: the trigger is made at its end.
+    # Both operations share an editor, as in one migration: the trigger is created at its end.
     create, rename = create_bill(CONSTRAINT), migrations.AlterModelTable("Bill", "renamed")
     first, second = project.state.clone(), None
     create.state_forwards("shop", first)

@@ -1,4 +1,4 @@
-"""No UPDATE that Django makes lowers a fence, on any database; an INSERT writes what is given."""
+"""No UPDATE of Django lowers a fence, on any database; an INSERT writes the given value."""
 
 # ruff: noqa: ARG001 - fixtures act by being named
 from __future__ import annotations
@@ -44,7 +44,7 @@ def late(entries, database):
     return late
 
 
-# Each way writes the number 5 with an object, or values, that know of no higher fence.
+# Each function writes the number 5 with an object or values that have a lower fence.
 
 
 def by_save(late, entries):
@@ -204,7 +204,7 @@ def test_a_filter_with_a_value_of_the_fields_type_compares_that_value(late, entr
     assert older.update(number=9) == 0
 
 
-# What the object in memory knows
+# The fence of the object in memory
 
 
 def test_after_a_save_the_object_has_the_fence_of_the_row(late, database):

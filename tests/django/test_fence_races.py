@@ -1,7 +1,7 @@
 """Two holders at once, on real servers: what the later holder has written is never overwritten.
 
-Each race is run twice over. Once with the whole write of the later holder placed before each
-statement of the earlier one, in turn. And at random, as often as SYNCGUARD_TEST_ROUNDS says.
+Each race is run in two ways: with the complete write of the later holder before each statement of
+the earlier one in turn; and SYNCGUARD_TEST_ROUNDS times with both at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Race:
         row.save_fenced(THREE)
 
     def written(self, db):
-        """The number that stands for who wrote, and the fence."""
+        """The number that identifies the writer, and the fence."""
         return Entry.objects.using(db).filter(pk=7).values_list("number", "fence").first()
 
 
@@ -139,7 +139,7 @@ class UpdateOfChildren(Child):
 
 
 class NewChildOfANewParent(Child):
-    """The later holder writes the parent alone."""
+    """The later holder writes only the parent."""
 
     def prepare(self, db):
         pass
@@ -199,8 +199,8 @@ class Outcome:
 
 
 def attempt(write, db) -> Outcome:
-    # A conflict of transactions is Django's OperationalError, and the user's to try again. Where
-    # a transaction does not see the row that is in its way, PostgreSQL has IntegrityError for it.
+    # A conflict of transactions is Django's OperationalError, and the user must retry. If
+    # a transaction does not see the conflicting row, PostgreSQL raises IntegrityError.
     conflicts = (OperationalError,) if "committed" in db else (OperationalError, IntegrityError)
     try:
         return Outcome(done=write(db) is not False)
@@ -209,7 +209,7 @@ def attempt(write, db) -> Outcome:
 
 
 def read_then(write):
-    """In one transaction, which has seen the rows before: at REPEATABLE READ they stay so."""
+    """In one transaction that has already read the rows: REPEATABLE READ keeps that snapshot."""
 
     def both(db):
         with transaction.atomic(using=db):
@@ -226,7 +226,7 @@ def is_overwritten(race, db, later: Outcome) -> bool:
 
 @contextmanager
 def before_statement(number, db, act):
-    """Call ``act`` before the statement of this number that the connection executes."""
+    """Call ``act`` before the connection executes the statement with this number."""
     seen = 0
 
     def count(execute, sql, params, many, context):

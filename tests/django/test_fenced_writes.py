@@ -1,4 +1,4 @@
-"""Fenced writes of models and query sets: each is fenced, or refused, and changes nothing then."""
+"""Fenced writes of models and query sets: each is fenced, or refused without any change."""
 
 # ruff: noqa: ARG001, ARG002 - fixtures act by being named
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fence guard: the older writer, late, is refused; on SQLite, PostgreSQL and MariaDB."""
+"""The fence guard refuses a late write with an older fence, on SQLite, PostgreSQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_a_row_that_another_holder_inserts_meanwhile_is_claimed(
 ):
     claim = row_writes.claim_row
     Account(pk=7).save_fenced(TWO, using=database)
-    answers = iter([lambda *_: False])  # the first look finds no row
+    answers = iter([lambda *_: False])  # the first claim finds no row
     monkeypatch.setattr(row_writes, "claim_row", lambda *row: next(answers, claim)(*row))
     account = Account(pk=7, balance=5)
     if fence == ONE:

@@ -1,4 +1,4 @@
-"""Force-release: written down before it is done, and of the very holder, however many there are."""
+"""Force-release: logged before the release, and only of the holder that was shown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def root(db):  # noqa: ARG001 - accounts are in the database
 
 @pytest.fixture
 def at_the_release(monkeypatch):
-    """What the database was like when the lock was freed: (in a transaction, rows, text)."""
+    """The state of the database at the release: (in a transaction, rows, text)."""
     seen = []
     original = RedisBackend.release
 

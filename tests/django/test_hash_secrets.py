@@ -1,4 +1,4 @@
-"""Displayed hashes: keyed from ``SECRET_KEY`` by default, and found again after it changed."""
+"""Displayed hashes: keyed from ``SECRET_KEY`` by default, and still found after it changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses whose body is made after the view: a streaming one is refused, a template is said."""
+"""Responses whose body is produced after the view: streaming is refused, templates are allowed."""
 
 # ruff: noqa: ARG001 - views take a request
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_the_generator_of_a_body_may_acquire_the_lock_itself(backend):
 
 
 class Locked(SimpleTemplateResponse):
-    """Its template says whether the lock is held."""
+    """Its template shows whether the lock is held."""
 
     @property
     def rendered_content(self):

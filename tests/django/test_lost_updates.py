@@ -83,7 +83,7 @@ def _wait_until_it_answers(address, process, log):
     while True:
         try:
             return visit(address)
-        except urllib.error.HTTPError as error:  # the page is missing: the site is there
+        except urllib.error.HTTPError as error:  # 404: the site answers
             return error.close()
         except OSError:
             assert process.poll() is None, log.read_text()
@@ -154,5 +154,5 @@ def test_at_repeatable_read_a_locked_view_loses_no_update_on_mariadb(lost_update
 
 
 def test_without_a_lock_updates_are_lost(lost_updates):
-    """Else the tests above prove nothing."""
+    """Otherwise the tests above would prove nothing."""
     assert lost_updates("gunicorn", "unlocked", "postgres", ATOMIC_REQUESTS=True) > 0

@@ -1,4 +1,4 @@
-"""A model without a table does no harm to those who walk through all models."""
+"""A model without a table does not break code that reads all models."""
 
 from __future__ import annotations
 

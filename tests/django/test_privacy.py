@@ -1,4 +1,4 @@
-"""Nothing that is printed or shown holds a raw key, a lock id or Redis's password."""
+"""Nothing that is printed or shown contains a raw key, a lock id or Redis's password."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def guarded_redis():
 
 @pytest.fixture
 def secrets(settings, guarded_redis):
-    """A held lock on a Redis with a password: the texts that must not be seen."""
+    """A held lock on a Redis with a password: the texts that must not be shown."""
     settings.SYNCGUARD = {"default": {"LOCATION": guarded_redis.url, "KEY_PREFIX": "clinic"}}
     with locks["default"].acquire(KEY, ttl_ms=60_000, holder="ward-3") as held:
         yield [KEY, "Eve", held.lock_id, PASSWORD]

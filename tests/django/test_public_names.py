@@ -1,4 +1,4 @@
-"""The adapter uses what every user could: the public names of SyncGuard."""
+"""The adapter uses only public names of SyncGuard."""
 
 from __future__ import annotations
 

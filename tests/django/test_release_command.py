@@ -1,4 +1,4 @@
-"""``manage.py syncguard_release``: what it frees, what it asks, and what it writes down."""
+"""``manage.py syncguard_release``: what it releases, what it asks, and what it logs."""
 
 from __future__ import annotations
 

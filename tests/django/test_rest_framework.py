@@ -80,7 +80,7 @@ class Invoices(ViewSet):
 
 
 class ByHand(APIView):
-    """Takes the lock itself: only an exception handler can make a 423 of it."""
+    """Uses ``lock()`` itself: only an exception handler can turn its error into a 423."""
 
     def get(self, request, pk):
         with lock(f"invoice:{pk}", acquisition=AT_ONCE) as held:

@@ -1,4 +1,4 @@
-"""The report on a Redis server: read from what it says, and judged."""
+"""The report on a Redis server: its values and its findings."""
 
 from __future__ import annotations
 

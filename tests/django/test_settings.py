@@ -1,4 +1,4 @@
-"""The SYNCGUARD setting: read once, frozen, and precise about what is wrong."""
+"""The SYNCGUARD setting: read once, frozen, with precise errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: off unless asked, sent for what happens to a lock, harmless when they fail."""
+"""Signals: off by default, sent for each event of a lock, without effect on it if they fail."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_an_async_receiver_of_a_blocking_lock_in_a_loop_does_not_affect_the_lock
     lock_lost.connect(receive)
     try:
         asyncio.run(run())
-        wait_for(lambda: told)  # a thread of its own calls it
+        wait_for(lambda: told)  # another thread calls it
     finally:
         lock_acquired.disconnect(receive)
         lock_lost.disconnect(receive)

@@ -1,4 +1,4 @@
-"""``manage.py syncguard_status``: what it shows, in which form, and how it ends."""
+"""``manage.py syncguard_status``: what it shows, in which format, and its exit codes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_key_is_looked_up_raw_and_shown_sanitized(backend):
 
 
 def test_a_key_is_shown_with_both_of_its_hashes(backend):
-    """That of this site, and that of clients in other languages."""
+    """The hash of this site, and the hash of the specification."""
     backend.acquire("invoice:42", ttl_ms=60_000)
     for key in ("invoice:42", "free"):
         lines = run("--key", key).out.splitlines()[-2:]
@@ -217,7 +217,7 @@ def test_a_lock_id_is_looked_up_raw_and_shown_sanitized(backend):
 
 @pytest.mark.usefixtures("backend")
 def test_an_id_or_a_key_that_begins_with_a_dash_is_not_read_as_an_option(capsys):
-    """One lock id in 64 does."""
+    """One lock id in 64 begins with a dash."""
     locks["default"].acquire("--key", ttl_ms=60_000, holder="me")
     for arguments in (("--key", "--key"), ("--lock-id", "-" * 22)):
         with contextlib.suppress(SystemExit):
@@ -270,14 +270,14 @@ def test_watching_needs_a_sensible_interval(text):
         run(f"--watch={text}")
 
 
-# The fields of the JSON: a promise to whoever reads it with a program
+# The fields of the JSON, which programs rely on
 
 KINDS = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list}
 DOCUMENTED = HERE.parents[1] / "docs" / "reference" / "commands.md"
 
 
 def schema(heading):
-    """What the page says of one kind of object: each field, and of which types it may be."""
+    """The fields of one kind of object on the page, with their allowed types."""
     if not DOCUMENTED.is_file():
         pytest.skip("needs a checkout")
     section = DOCUMENTED.read_text().split(f"#### {heading}\n")[1].split("\n#")[0]
@@ -360,7 +360,7 @@ def test_a_redis_that_does_not_answer_does_not_hang_the_command(syncguard_redis)
         result = run()
     assert result.code == 2
     assert result.err.startswith("default: NetworkTimeout: ")
-    assert time.monotonic() - started < 30  # redis-py's own patience is a minute
+    assert time.monotonic() - started < 30  # the default time-out of redis-py is a minute
 
 
 def test_the_locks_of_a_live_redis_are_shown_beside_a_dead_one(settings, syncguard_redis):
@@ -503,7 +503,7 @@ def test_watching_continues_when_redis_dies():
         process.stdout.close()
 
 
-# Many
+# Many locks
 
 
 def test_10000_locks_and_200000_fence_counters_cost_a_bounded_number_of_commands(many_locks):

@@ -1,4 +1,4 @@
-"""The words of the admin page: complete in German, Spanish and French."""
+"""The texts of the admin page: complete in German, Spanish and French."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from syncguard_django.admin_cells import words
 PACKAGE = Path(syncguard_django.__file__).parent
 LANGUAGES = ("de", "es", "fr")
 MARKERS = {"_": 0, "gettext": 0, "gettext_lazy": 0, "pgettext": 1}
-"""What marks a string, and which of its arguments that is."""
+"""The functions that mark a string, and the position of the string in their arguments."""
 
 CALL = re.compile(r"""p?gettext\((?:u?(?:'[^']*'|"[^"]*"),?\s*)+\)""")
 
@@ -41,7 +41,7 @@ def marked_strings():
     for path in PACKAGE.rglob("*.py"):
         found |= set(marked_in(path.read_text()))
     for path in (PACKAGE / "templates").rglob("*.html"):
-        # What Django makes of a template for xgettext: calls, between what is no Python.
+        # Django turns a template into text for xgettext: calls, with other text between them.
         found |= {
             text
             for call in CALL.finditer(templatize(path.read_text()))

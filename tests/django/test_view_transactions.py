@@ -1,4 +1,4 @@
-"""Views under ATOMIC_REQUESTS: the lock is around the transaction, or lasts until its end."""
+"""Views with ATOMIC_REQUESTS: the lock is around the transaction, or is held until its end."""
 
 # ruff: noqa: ARG001 - fixtures act by being named
 from __future__ import annotations
@@ -118,7 +118,7 @@ def test_a_view_that_cannot_get_its_lock_opens_no_transaction(monkeypatch):
 
 
 def lock_at_once():
-    """Views wait for their lock as the setting says; not in this test."""
+    """Do not wait for the lock, although the setting lets views wait."""
     entry = {**settings.SYNCGUARD["default"], "ACQUISITION": {"max_retries": 0, "timeout_ms": 0}}
     return override_settings(SYNCGUARD={"default": entry})
 
@@ -175,7 +175,7 @@ def test_an_async_class_that_is_locked_as_a_view_is_locked_natively(site):
 
 
 def test_a_view_that_is_called_directly_gets_no_transaction(atomic_requests):
-    """As with Django: only the function that the resolver found gets one."""
+    """As in Django: only the function that the resolver found gets a transaction."""
     response = views.plain(RequestFactory().get("/"), 42)
     assert b'"atomic": false' in response.content
 

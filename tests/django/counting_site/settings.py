@@ -1,4 +1,4 @@
-"""Settings of the counting site. Its database and its Redis are named by the test."""
+"""Settings of the counting site. The test sets its database and its Redis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYNCGUARD = {
     "default": {
         "LOCATION": os.environ["COUNTING_REDIS"],
         "KEY_PREFIX": "counting",
-        # Every request waits its turn, however long the queue is.
+        # Every request waits until it gets the lock, for any number of waiters.
         "ACQUISITION": {"timeout_ms": 100_000, "max_retries": 100},
     }
 }

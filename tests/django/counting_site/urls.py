@@ -15,7 +15,7 @@ from syncguard_django import alock, locked
 
 
 def count():
-    """Read, think, write: an update is lost if another one comes in between."""
+    """Read, wait, write: without a lock, an update in between is lost."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT n FROM counter")
         (n,) = cursor.fetchone()

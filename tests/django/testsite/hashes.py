@@ -1,4 +1,4 @@
-"""The hashes that the test site shows: keyed with what follows from its ``SECRET_KEY``."""
+"""The hashes that the test site shows: keyed with the secret derived from its ``SECRET_KEY``."""
 
 from __future__ import annotations
 

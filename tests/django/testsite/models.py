@@ -25,7 +25,7 @@ class Entry(FencedModel):
     text = models.CharField(max_length=40, default="", unique=True)
     number = models.IntegerField(default=0)
     branch = models.ForeignKey(Branch, models.CASCADE, null=True, related_name="entries")
-    # An app without migrations gets its tables before those that have some.
+    # Apps without migrations get their tables before apps with migrations.
     content_type = models.ForeignKey(ContentType, models.CASCADE, null=True, db_constraint=False)
     object_id = models.BigIntegerField(null=True)
     about = GenericForeignKey()
@@ -36,7 +36,7 @@ class Tag(models.Model):
 
 
 class Document(FencedModel):
-    """Owns the column; its children are in tables of their own."""
+    """Owns the column; its children have their own tables."""
 
     title = models.CharField(max_length=40, default="")
 

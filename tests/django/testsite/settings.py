@@ -1,4 +1,4 @@
-"""Settings of the test site. Its Redis is set by the fixtures; none is named here."""
+"""Settings of the test site. The fixtures set its Redis; it is not configured here."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
 
-# Nobody listens there: a test that wants a Redis asks for a fixture, and names it to programs that
-# it starts.
+# No server listens there: a test that needs Redis uses a fixture, and passes its address to the
+# programs that it starts.
 SYNCGUARD = {
     "default": {
         "LOCATION": os.environ.get("SYNCGUARD_TEST_URL", "redis://127.0.0.1:1/0"),

@@ -52,7 +52,7 @@ def without_wraps(view):
 
 
 before = []
-"""Whether a transaction was open before the lock was taken."""
+"""Whether a transaction was open before the lock was acquired."""
 
 
 @locked(key=KEY)

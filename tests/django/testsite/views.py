@@ -40,6 +40,6 @@ class SettleAllAsync(View):
 
 
 def broken(request):
-    """Meets every error of the lock service as it comes."""
+    """Handles no error of the lock."""
     with lock("invoice:1"):
         return HttpResponse("ok")
