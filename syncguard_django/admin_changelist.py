@@ -87,9 +87,11 @@ class LockChangeList(ChangeList):
         return found
 
     def _order(self, request: HttpRequest) -> list[str]:
-        asked: Iterable[Any] = self.get_ordering(request, self.root_queryset)
+        requested: Iterable[Any] = self.get_ordering(request, self.root_queryset)
         known = (
-            field for field in asked if isinstance(field, str) and field.lstrip("-") in SORT_KEYS
+            field
+            for field in requested
+            if isinstance(field, str) and field.lstrip("-") in SORT_KEYS
         )
         return list(dict.fromkeys(known)) or [NATIVE_ORDER]
 

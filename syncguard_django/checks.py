@@ -142,7 +142,7 @@ def _production_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
         )
     if alias.show_keys:
         yield Warning(
-            f"{where} has SHOW_KEYS: the admin shows raw keys to whoever has the permission"
+            f"{where} has SHOW_KEYS: the admin shows raw keys to users with the permission"
             " syncguard_django.view_lock_key.",
             hint="Make sure that keys hold no personal data, or remove SHOW_KEYS.",
             id="syncguard.W014",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger("syncguard.audit")
 
-Outcome = Literal["begun", "released", "gone", "unknown"]
+Outcome = Literal["begun", "released", "not held", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def release(holder: Holder, actor: Actor) -> bool | Failure:
         # After a time-out it is unknown whether the lock was released.
         audit.write("unknown", error.code)
         return Failure(lock.using, error.code, str(error))
-    audit.write("released" if result.ok else "gone")
+    audit.write("released" if result.ok else "not held")
     if result.ok and configuration().of(lock.using).telemetry:
         event = LockEvent("release", "ok", key_hash=info.key_hash, lock_id_hash=info.lock_id_hash)
         sender_of_events(lock.using)(event)
@@ -114,13 +114,13 @@ def _words(outcome: Outcome, lock: LiveLock, code: str) -> tuple[str, str]:
     headings = {
         "begun": _("Release begun: %(hash)s (fence %(fence)s)"),
         "released": _("Released: %(hash)s (fence %(fence)s)"),
-        "gone": _("Not released, no longer held: %(hash)s (fence %(fence)s)"),
+        "not held": _("Not released, no longer held: %(hash)s (fence %(fence)s)"),
         "unknown": _("Perhaps released (%(code)s): %(hash)s (fence %(fence)s)"),
     }
     texts = {
         "begun": _("Force-release begun: %(about)s."),
         "released": _("Force-released: %(about)s."),
-        "gone": _("Tried to force-release; the holder no longer held it: %(about)s."),
+        "not held": _("Tried to force-release; the holder no longer held it: %(about)s."),
         "unknown": _("Tried to force-release (%(code)s): %(about)s."),
     }
     about = _("fence %(fence)s, lock-id hash %(id)s, alias %(alias)s") % facts

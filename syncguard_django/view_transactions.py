@@ -61,8 +61,8 @@ class RequestTransactions:
 
         Raises RuntimeError for an async view, as Django does.
         """
-        ours = isinstance(self._opted_out, OpenedInsideTheLock)
-        if not ours or hasattr(self._request, _OPENED_ATTRIBUTE):
+        is_ours = isinstance(self._opted_out, OpenedInsideTheLock)
+        if not is_ours or hasattr(self._request, _OPENED_ATTRIBUTE):
             return []
         aliases = self._atomic_aliases()
         if aliases and iscoroutinefunction(self._view):

@@ -1,6 +1,6 @@
 """The fence guard: the database refuses writes of a holder that has lost its lock to another.
 
-``guard`` protects whatever a transaction writes; ``FencedModel`` protects single rows, and
+``guard`` protects everything that a transaction writes; ``FencedModel`` protects single rows, and
 ``FenceNeverDecreases`` makes the database itself refuse a lower fence. A fence is the token that a
 lock gave its holder (``held.fence``): fifteen digits, larger for every later holder, so that
 comparing the texts compares the holders. Public names, and nothing else.

@@ -26,7 +26,7 @@ PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module")
-def greeting():
+def demo_output():
     """The output of the demo, started as a user starts it."""
     process = subprocess.Popen(
         [sys.executable, "-m", "example_project.demo", "--port", "0"],
@@ -38,15 +38,15 @@ def greeting():
     alarm = threading.Timer(PATIENCE_S, process.terminate)
     alarm.start()
     try:
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if "Ctrl-C stops everything" in line:
                 break
         else:
-            pytest.fail(f"the demo did not start:\n{said}")
+            pytest.fail(f"the demo did not start:\n{output}")
         alarm.cancel()
-        yield said
+        yield output
     finally:
         alarm.cancel()
         process.send_signal(signal.SIGINT)
@@ -55,8 +55,8 @@ def greeting():
 
 
 @pytest.fixture(scope="module")
-def address(greeting):
-    return re.search(r"The demo is running: +(\S+)", greeting)[1]
+def address(demo_output):
+    return re.search(r"The demo is running: +(\S+)", demo_output)[1]
 
 
 class Page:
@@ -96,7 +96,7 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
-    def complaints(self):
+    def console_errors(self):
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
 
@@ -104,7 +104,7 @@ class Page:
 def page(chromium, address, photograph):
     page = Page(chromium, address)
     page.photograph = photograph
-    page.complaints()  # those of earlier tests
+    page.console_errors()  # those of earlier tests
     yield page
     page.prefer("")
 
@@ -120,7 +120,7 @@ def test_the_first_page_shows_no_error(page):
     assert page.find("#hint").is_displayed()
     assert page.find("form[data-kind=settle] button").is_enabled()
     assert page.texts("#shown") == ["Nothing has happened yet"]
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_twenty_tasks_settle_an_invoice_once(page):
@@ -223,9 +223,9 @@ def test_every_button_says_what_it_does(page):
     assert page.find("#steps").get_attribute("aria-live") == "polite"
 
 
-def test_the_printed_password_opens_the_page_of_locks(page, greeting):
-    where = re.search(r"The locks in the admin: +(\S+)", greeting)[1]
-    user, password = re.search(r"log in as (\S+) with the password (\S+)", greeting).groups()
+def test_the_printed_password_opens_the_page_of_locks(page, demo_output):
+    where = re.search(r"The locks in the admin: +(\S+)", demo_output)[1]
+    user, password = re.search(r"log in as (\S+) with the password (\S+)", demo_output).groups()
     page.driver.get(where)
     page.find("#id_username").send_keys(user)
     page.find("#id_password").send_keys(password)
@@ -235,7 +235,7 @@ def test_the_printed_password_opens_the_page_of_locks(page, greeting):
 
 
 def test_nothing_was_refused_or_failed(page):
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
 def test_the_policy_forbids_inline_scripts_and_styles(address):

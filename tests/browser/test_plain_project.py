@@ -99,9 +99,9 @@ def test_every_page_works_with_one_alias_and_the_defaults(project, chromium):
     assert not held.release().ok
     page.follow(".breadcrumbs a", "Site administration")
     assert f"Released: {shown} (fence 2)" in page.text("#recent-actions-module")
-    complaints = [entry["message"] for entry in chromium.get_log("browser")]
+    console_errors = [entry["message"] for entry in chromium.get_log("browser")]
     # The test site has no icon, and the browser may request one at any time.
-    assert [text for text in complaints if "favicon.ico" not in text] == []
+    assert [text for text in console_errors if "favicon.ico" not in text] == []
 
 
 @pytest.mark.usefixtures("project")

@@ -80,7 +80,7 @@ def database(request):
         connections[alias].close()
 
 
-def somebody_waits_for_a_lock(connection) -> bool:
+def is_a_transaction_blocked(connection) -> bool:
     """Whether a transaction on the server waits for another one."""
     with connection.cursor() as cursor:
         cursor.execute(_WAITS[connection.vendor])

@@ -40,7 +40,7 @@ def mariadb_server() -> Iterator[dict[str, object]]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            _wait_until_it_listens(path)
+            _wait_until_ready(path)
             # Every installation has an empty database of this name.
             yield {"HOST": str(path), "USER": "root", "NAME": "test"}
         finally:
@@ -50,7 +50,7 @@ def mariadb_server() -> Iterator[dict[str, object]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_until_it_listens(path: Path) -> None:
+def _wait_until_ready(path: Path) -> None:
     # PyMySQL does not close its socket when it cannot connect.
     deadline = time.monotonic() + 60
     while True:

@@ -13,7 +13,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from testsite.hashes import shown_hash
-from testsite.visits import FIND, LIST, RELEASE, holder_of, page, post, rows, said, visitor
+from testsite.visits import FIND, LIST, RELEASE, holder_of, message_after, page, post, rows, visitor
 
 from syncguard import LockError
 from syncguard.redis import RedisBackend
@@ -289,7 +289,7 @@ def test_a_raw_key_is_found_and_is_never_in_an_address(backend, viewer):
 @pytest.mark.usefixtures("backend")
 def test_for_a_free_key_the_page_shows_its_hash(viewer):
     response = post(viewer, FIND, key="invoice:42", using="default")
-    text = said(viewer, response)
+    text = message_after(viewer, response)
     assert text == f"Nobody holds the lock of that key. Its hash is {shown_hash('invoice:42')}."
 
 
@@ -300,18 +300,18 @@ def test_a_lock_of_another_language_is_found_by_its_key(viewer, syncguard_redis)
         for name in client.keys("*live*"):
             client.delete(name)
     response = post(viewer, FIND, key="invoice:42", using="default")
-    assert "held: fence 1, holder not named" in said(viewer, response)
+    assert "held: fence 1, holder not named" in message_after(viewer, response)
 
 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("data", [{"using": "default"}, {}, {"key": "a", "using": "x"}])
 def test_an_incomplete_find_form_shows_a_message(viewer, data):
-    assert said(viewer, post(viewer, FIND, **data)) == "Choose an alias and type a key."
+    assert message_after(viewer, post(viewer, FIND, **data)) == "Choose an alias and type a key."
 
 
 @pytest.mark.usefixtures("backend")
 def test_an_invalid_key_shows_a_message_without_the_key(viewer):
-    text = said(viewer, post(viewer, FIND, key="fence:hunter2", using="default"))
+    text = message_after(viewer, post(viewer, FIND, key="fence:hunter2", using="default"))
     assert text.startswith("Alias default: InvalidArgument:")
     assert "hunter2" not in text
 
@@ -326,8 +326,8 @@ def test_find_takes_only_a_post_with_a_token(viewer):
 def test_with_several_aliases_one_is_chosen(viewer):
     locks["two"].acquire("a", ttl_ms=60_000)
     assert '<select name="using"' in page(viewer)
-    assert "Nobody holds" in said(viewer, post(viewer, FIND, key="a", using="one"))
-    assert "is held" in said(viewer, post(viewer, FIND, key="a", using="two"))
+    assert "Nobody holds" in message_after(viewer, post(viewer, FIND, key="a", using="one"))
+    assert "is held" in message_after(viewer, post(viewer, FIND, key="a", using="two"))
 
 
 # Force-release
@@ -352,7 +352,7 @@ def test_a_lock_is_released_after_the_confirmation_and_logged(backend, releaser)
     info = backend.lookup(key="invoice:42")
     response = post(releaser, RELEASE, **holder_of(info))
     assert not backend.is_locked("invoice:42")
-    text = said(releaser, response)
+    text = message_after(releaser, response)
     assert text == f"Released the lock {info.key_hash} (fence 1)."
     entry = LogEntry.objects.get()
     assert entry.user.username == "ann"
@@ -380,7 +380,7 @@ def test_a_stale_page_cannot_release_the_lock_of_a_new_holder(backend, releaser)
     seen = backend.lookup(key="invoice:42")
     old.release()
     backend.acquire("invoice:42", ttl_ms=60_000)
-    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    text = message_after(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Nothing was released: the holder that was shown")
     assert backend.is_locked("invoice:42")
     assert not LogEntry.objects.exists()
@@ -392,7 +392,7 @@ def test_if_the_holder_has_released_there_is_no_confirmation(backend, releaser):
     held.release()
     response = releaser.get(RELEASE, holder_of(seen))
     assert response.status_code == 302
-    assert said(releaser, response).startswith("Nothing was released")
+    assert message_after(releaser, response).startswith("Nothing was released")
 
 
 def test_if_the_holder_releases_at_the_last_moment_the_log_says_so(backend, releaser, monkeypatch):
@@ -400,12 +400,12 @@ def test_if_the_holder_releases_at_the_last_moment_the_log_says_so(backend, rele
     seen = backend.lookup(key="invoice:42")
     original = RedisBackend.release
 
-    def leave_first(self, lock_id):
+    def release_first(self, lock_id):
         original(self, held.lock_id)
         return original(self, lock_id)
 
-    monkeypatch.setattr(RedisBackend, "release", leave_first)
-    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    monkeypatch.setattr(RedisBackend, "release", release_first)
+    text = message_after(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Nothing was released")
     entry = LogEntry.objects.get()
     assert entry.object_repr.startswith("Not released, no longer held: ")
@@ -422,7 +422,7 @@ def test_a_release_with_an_unknown_outcome_is_logged(backend, releaser, monkeypa
         raise LockError("NetworkTimeout")
 
     monkeypatch.setattr(RedisBackend, "release", time_out)
-    text = said(releaser, post(releaser, RELEASE, **holder_of(seen)))
+    text = message_after(releaser, post(releaser, RELEASE, **holder_of(seen)))
     assert text.startswith("Alias default: NetworkTimeout")
     assert "Tried to force-release (NetworkTimeout)" in LogEntry.objects.get().change_message
 
@@ -459,7 +459,7 @@ def test_releasing_on_a_dead_redis_shows_an_error(backend, releaser, syncguard_r
     syncguard_redis.kill()
     token = releaser.cookies["csrftoken"].value
     response = releaser.post(RELEASE, {**holder_of(info), "csrfmiddlewaretoken": token})
-    assert said(releaser, response).startswith("Alias default: ServiceUnavailable")
+    assert message_after(releaser, response).startswith("Alias default: ServiceUnavailable")
 
 
 def test_a_force_release_sends_a_signal_if_telemetry_is_on(configure, releaser, received):

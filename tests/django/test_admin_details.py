@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from django.test import override_settings
 from testsite.hashes import shown_hash
-from testsite.visits import FIND, LIST, RELEASE, holder_of, page, post, rows, said, visitor
+from testsite.visits import FIND, LIST, RELEASE, holder_of, message_after, page, post, rows, visitor
 
 from syncguard_django import locks
 
@@ -216,4 +216,6 @@ def test_shown_keys_are_never_in_an_address(configure):
     client = visitor("view_lock", "release_lock", "view_lock_key")
     addresses = "".join(re.findall(r'(?:href|action)="[^"]*"', page(client)))
     assert "Eve" not in addresses
-    assert said(client, post(client, FIND, key=KEY)).startswith("The lock of that key is held")
+    assert message_after(client, post(client, FIND, key=KEY)).startswith(
+        "The lock of that key is held"
+    )

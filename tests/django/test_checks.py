@@ -68,7 +68,7 @@ def test_a_missing_package_is_an_error(found):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "expected"),
     [
         ({"socket_timeout": "5"}, "socket_timeout must be a number of seconds, not str"),
         ({"socket_timeout": True}, "socket_timeout must be a number of seconds, not bool"),
@@ -78,10 +78,10 @@ def test_a_missing_package_is_an_error(found):
     ],
     ids=str,
 )
-def test_a_wrong_client_option_is_an_error_that_names_it(found, option, said):
+def test_a_wrong_client_option_is_an_error_that_names_it(found, option, expected):
     messages = found({"default": {"LOCATION": "redis://", "OPTIONS": option}})
     assert list(messages) == ["syncguard.E003"]
-    assert said in messages["syncguard.E003"].msg
+    assert expected in messages["syncguard.E003"].msg
 
 
 def test_right_client_options_are_fine(found):

@@ -217,19 +217,19 @@ def test_changing_the_setting_inside_a_loop_gives_a_new_backend_and_closes_both(
     assert connections_of(syncguard_redis) == 0
 
 
-class WithoutTwin(RedisBackend):
+class WithoutAsyncClass(RedisBackend):
     """The asyncio class of its base class could use other locks, or use them differently."""
 
 
 def test_a_backend_without_an_asyncio_class_is_refused(configure, monkeypatch):
-    configure(BACKEND=f"{__name__}.WithoutTwin")
-    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(WithoutTwin=WithoutTwin))
+    configure(BACKEND=f"{__name__}.WithoutAsyncClass")
+    monkeypatch.setitem(sys.modules, __name__, SimpleNamespace(WithoutAsyncClass=WithoutAsyncClass))
 
     async def run():
         return alocks["default"]
 
-    assert isinstance(locks["default"], WithoutTwin)
-    with pytest.raises(ImproperlyConfigured, match="WithoutTwin names no asyncio twin"):
+    assert isinstance(locks["default"], WithoutAsyncClass)
+    with pytest.raises(ImproperlyConfigured, match="WithoutAsyncClass names no asyncio twin"):
         asyncio.run(run())
 
 

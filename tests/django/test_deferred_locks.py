@@ -84,7 +84,7 @@ def in_a_thread(function):
     return outcome[0]
 
 
-def untouched(alias):
+def is_restored(alias):
     """Whether all methods of the connection are restored."""
     connection = connections[alias]
     names = {"commit", "rollback", "close", "_set_autocommit"}
@@ -114,7 +114,7 @@ def test_a_lock_is_released_after_the_commit_and_before_the_hooks(books, backend
         assert backend.is_locked("invoice:42")
         transaction.on_commit(look, using=books)
     assert seen == [(1, False), (1, False)]
-    assert untouched(books)
+    assert is_restored(books)
 
 
 def test_the_next_holder_reads_what_was_committed(books, backend):
@@ -144,7 +144,7 @@ def test_a_lock_is_released_after_a_rollback(books, backend):
             raise ZeroDivisionError
     assert not backend.is_locked("invoice:42")
     assert counted(books) == 0
-    assert untouched(books)
+    assert is_restored(books)
 
 
 def test_a_body_that_raises_keeps_its_lock_until_the_rollback(books, backend):
@@ -220,7 +220,7 @@ def test_a_connection_that_is_closed_in_a_transaction_releases(books, backend):
         connections[books].close()
         assert not backend.is_locked("invoice:42")
     assert counted(books) == 0
-    assert untouched(books)
+    assert is_restored(books)
 
 
 def test_a_database_in_memory_ignores_close_and_so_does_the_lock(backend, transactional_db):
@@ -300,7 +300,7 @@ def test_without_autocommit_the_end_of_the_transaction_releases(without_autocomm
     assert backend.is_locked("invoice:42")
     getattr(connections[without_autocommit], end)()
     assert not backend.is_locked("invoice:42")
-    assert untouched(without_autocommit)
+    assert is_restored(without_autocommit)
 
 
 def test_without_autocommit_a_commit_inside_the_block_ends_the_transaction(
@@ -524,17 +524,17 @@ def lose(backend, held):
 
 
 def test_a_transaction_whose_lock_was_lost_is_rolled_back(books, backend):
-    hooks, told = [], []
+    hooks, reported = [], []
     with pytest.raises(LockLost, match="a lock was lost before the transaction"):
         with transaction.atomic(using=books):
             transaction.on_commit(lambda: hooks.append("ran"), using=books)
-            with lock("invoice:42", ttl_ms=TTL_MS, on_lost=told.append) as held:
+            with lock("invoice:42", ttl_ms=TTL_MS, on_lost=reported.append) as held:
                 count_one(books)
             lose(backend, held)
     assert counted(books) == 0
     assert hooks == []
-    wait_until(lambda: told == [held])
-    assert untouched(books)
+    wait_until(lambda: reported == [held])
+    assert is_restored(books)
     with transaction.atomic(using=books):
         count_one(books)
     assert counted(books) == 1
@@ -586,9 +586,9 @@ def test_a_loss_that_only_the_release_finds_is_logged_and_signalled(
 ):
     """The commit has already happened: an exception could not undo it."""
     configure(TELEMETRY=True)
-    backend, told = locks["default"], []
+    backend, reported = locks["default"], []
     with transaction.atomic(using=books):
-        with lock("invoice:42", on_lost=told.append) as held:
+        with lock("invoice:42", on_lost=reported.append) as held:
             count_one(books)
         backend.release(held.lock_id)
         received.clear()
@@ -597,7 +597,7 @@ def test_a_loss_that_only_the_release_finds_is_logged_and_signalled(
     assert "invoice:42" not in caplog.text
     assert held.lock_id not in caplog.text
     assert [name for name, _ in received] == ["lost"]
-    wait_until(lambda: told == [held])
+    wait_until(lambda: reported == [held])
 
 
 @taken_late

@@ -47,7 +47,7 @@ def stored(row):
     return Entry.objects.using(row._state.db).filter(pk=7).values("number", "text", "fence").first()
 
 
-def late_objects(number=9):
+def objects_with_a_lower_fence(number=9):
     """Objects with a lower fence than their row."""
     return [Entry(pk=7, text="a", number=number)]
 
@@ -63,9 +63,12 @@ FENCED = {
         lambda rows: rows.update_or_create({"number": 9}, text="a"),
         StaleFence,
     ),
-    "bulk_update": (lambda rows: rows.bulk_update(late_objects(), ["number"]), StaleFence),
+    "bulk_update": (
+        lambda rows: rows.bulk_update(objects_with_a_lower_fence(), ["number"]),
+        StaleFence,
+    ),
     "create": (lambda rows: rows.create(pk=7, text="b", number=9), IntegrityError),
-    "bulk_create": (lambda rows: rows.bulk_create(late_objects()), IntegrityError),
+    "bulk_create": (lambda rows: rows.bulk_create(objects_with_a_lower_fence()), IntegrityError),
     "get_or_create": (lambda rows: rows.get_or_create({"number": 9}, text="a"), None),
     "aupdate": (lambda rows: async_to_sync(rows.aupdate)(number=9), StaleFence),
     "adelete": (lambda rows: async_to_sync(rows.adelete)(), StaleFence),
@@ -74,7 +77,7 @@ FENCED = {
         StaleFence,
     ),
     "abulk_update": (
-        lambda rows: async_to_sync(rows.abulk_update)(late_objects(), ["number"]),
+        lambda rows: async_to_sync(rows.abulk_update)(objects_with_a_lower_fence(), ["number"]),
         StaleFence,
     ),
     "acreate": (
@@ -82,7 +85,7 @@ FENCED = {
         IntegrityError,
     ),
     "abulk_create": (
-        lambda rows: async_to_sync(rows.abulk_create)(late_objects()),
+        lambda rows: async_to_sync(rows.abulk_create)(objects_with_a_lower_fence()),
         IntegrityError,
     ),
     "aget_or_create": (
@@ -97,7 +100,9 @@ FENCED = {
     ),
     "_raw_delete": (lambda rows: rows._raw_delete(rows.db), LockError),
     "_insert": (
-        lambda rows: rows._insert(late_objects(), Entry._meta.concrete_fields, using=rows.db),
+        lambda rows: rows._insert(
+            objects_with_a_lower_fence(), Entry._meta.concrete_fields, using=rows.db
+        ),
         LockError,
     ),
 }
@@ -178,7 +183,7 @@ def test_every_method_of_an_object_is_known():
 @pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_never_lowers_a_fence(row, name):
     write, error = OBJECTS[name]
-    (late,) = late_objects()
+    (late,) = objects_with_a_lower_fence()
     if error is None:
         write(late, row._state.db)
         assert stored(row) in (None, {**WRITTEN, "number": 9})

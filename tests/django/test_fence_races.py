@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
-from databases import empty, isolated, somebody_waits_for_a_lock
+from databases import empty, is_a_transaction_blocked, isolated
 from django.db import IntegrityError, OperationalError, connections, transaction
 from testsite.models import Branch, Document, Entry, Letter
 
@@ -268,7 +268,7 @@ def wait_until_done_or_blocked(running, db):
     monitor = connections.create_connection(db)
     try:
         deadline = time.monotonic() + 60
-        while not running.done() and not somebody_waits_for_a_lock(monitor):
+        while not running.done() and not is_a_transaction_blocked(monitor):
             assert time.monotonic() < deadline
             time.sleep(0.002)
     finally:

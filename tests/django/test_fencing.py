@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from databases import empty, somebody_waits_for_a_lock
+from databases import empty, is_a_transaction_blocked
 from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.db.transaction import TransactionManagementError
@@ -145,7 +145,7 @@ def test_a_later_holder_waits_for_the_earlier_ones_transaction(
 
 def _wait_for_a_blocked_writer(database):
     deadline = time.monotonic() + 30
-    while not somebody_waits_for_a_lock(connections[database]):
+    while not is_a_transaction_blocked(connections[database]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

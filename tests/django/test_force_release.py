@@ -10,7 +10,7 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection
 from django.test import Client, override_settings
-from testsite.visits import RELEASE, holder_of, said
+from testsite.visits import RELEASE, holder_of, message_after
 
 from syncguard.redis import RedisBackend
 from syncguard_django import force_release, live_locks, locks
@@ -82,7 +82,7 @@ def test_hashes_made_with_two_different_secrets_match_no_holder(backend, root):
         root.force_login(User.objects.get())
         new = holder_of(locks["default"].lookup(key="a"))
         mixed = {**new, "key_hash": old["key_hash"]}
-        assert said(root, root.post(RELEASE, mixed)).startswith("Nothing was released")
+        assert message_after(root, root.post(RELEASE, mixed)).startswith("Nothing was released")
         assert locks["default"].is_locked("a")
 
 

@@ -71,14 +71,14 @@ def serving(server, database, redis_url, log):
             command, env=environment, cwd=log.parent, stdout=output, stderr=output
         )
         try:
-            _wait_until_it_answers(f"http://127.0.0.1:{port}/", process, log)
+            _wait_until_ready(f"http://127.0.0.1:{port}/", process, log)
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait_until_it_answers(address, process, log):
+def _wait_until_ready(address, process, log):
     deadline = time.monotonic() + 60
     while True:
         try:

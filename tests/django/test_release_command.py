@@ -216,11 +216,11 @@ def test_a_holder_that_releases_at_the_last_moment_exits_with_1(backend, monkeyp
     held = backend.acquire("a", ttl_ms=60_000)
     original = RedisBackend.release
 
-    def leave_first(self, lock_id):
+    def release_first(self, lock_id):
         original(self, held.lock_id)
         return original(self, lock_id)
 
-    monkeypatch.setattr(RedisBackend, "release", leave_first)
+    monkeypatch.setattr(RedisBackend, "release", release_first)
     result = run("--key", "a", "--no-input", "--user", "ann")
     assert result.code == 1
     assert "no longer holds the lock" in result.out

@@ -83,24 +83,27 @@ def test_a_lost_lock_is_signalled_once(configure, received, syncguard_redis):
 
 def test_a_lock_lost_because_redis_is_down_is_signalled(configure, received, syncguard_redis):
     configure(TELEMETRY=True)
-    told = []
+    reported = []
     with (
         pytest.raises(LockLost),
-        lock("invoice:42", ttl_ms=300, auto_extend=True, on_lost=told.append) as held,
+        lock("invoice:42", ttl_ms=300, auto_extend=True, on_lost=reported.append) as held,
     ):
         syncguard_redis.kill()
-        wait_for(lambda: told)
-    assert told == [held]
+        wait_for(lambda: reported)
+    assert reported == [held]
     assert names(received) == ["acquired", "lost"]
 
 
 def test_a_callback_without_arguments_is_called_too(configure, syncguard_redis):
     configure(TELEMETRY=True)
-    told = []
-    with pytest.raises(LockLost), lock("invoice:42", ttl_ms=300, on_lost=lambda: told.append(1)):
+    reported = []
+    with (
+        pytest.raises(LockLost),
+        lock("invoice:42", ttl_ms=300, on_lost=lambda: reported.append(1)),
+    ):
         syncguard_redis.kill()
-        wait_for(lambda: told)
-    assert told == [1]
+        wait_for(lambda: reported)
+    assert reported == [1]
 
 
 def test_an_error_of_a_receiver_does_not_affect_the_lock(configure, caplog):
@@ -123,13 +126,16 @@ def test_an_async_receiver_of_a_blocking_lock_in_a_loop_does_not_affect_the_lock
 ):
     configure(TELEMETRY=True)
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")
-    told = []
+    reported = []
 
     async def receive(**_kwargs):
-        told.append("signal")
+        reported.append("signal")
 
     async def run():
-        with pytest.raises(LockLost), lock("invoice:42", 300, on_lost=lambda: told.append("lost")):
+        with (
+            pytest.raises(LockLost),
+            lock("invoice:42", 300, on_lost=lambda: reported.append("lost")),
+        ):
             with syncguard_redis.client() as client:
                 client.flushall()
 
@@ -137,11 +143,11 @@ def test_an_async_receiver_of_a_blocking_lock_in_a_loop_does_not_affect_the_lock
     lock_lost.connect(receive)
     try:
         asyncio.run(run())
-        wait_for(lambda: told)  # another thread calls it
+        wait_for(lambda: reported)  # another thread calls it
     finally:
         lock_acquired.disconnect(receive)
         lock_lost.disconnect(receive)
-    assert told == ["lost"]
+    assert reported == ["lost"]
     assert "use alock() inside an event loop" in caplog.text
 
 
@@ -163,20 +169,20 @@ def test_an_asyncio_lock_is_signalled_in_the_background(configure, received):
 @pytest.mark.parametrize("with_callback", [False, True])
 def test_a_lost_asyncio_lock_is_signalled(configure, syncguard_redis, with_callback):
     configure(TELEMETRY=True)
-    told = []
+    reported = []
 
     async def receive(**_kwargs):
-        told.append("signal")
+        reported.append("signal")
 
     async def on_lost():
-        told.append("callback")
+        reported.append("callback")
 
     async def run():
         options = {"on_lost": on_lost} if with_callback else {}
         with pytest.raises(LockLost):
             async with alock("invoice:42", ttl_ms=300, auto_extend=True, **options):
                 syncguard_redis.kill()
-                while "signal" not in told:
+                while "signal" not in reported:
                     await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
 
@@ -185,8 +191,8 @@ def test_a_lost_asyncio_lock_is_signalled(configure, syncguard_redis, with_callb
         asyncio.run(asyncio.wait_for(run(), 10))
     finally:
         lock_lost.disconnect(receive)
-    assert told.count("signal") == 1
-    assert told.count("callback") == int(with_callback)
+    assert reported.count("signal") == 1
+    assert reported.count("callback") == int(with_callback)
 
 
 def test_releasing_again_is_no_loss(configure, received):

@@ -40,7 +40,7 @@ def post(client, url, **data):
     return client.post(url, {**data, "csrfmiddlewaretoken": token})
 
 
-def said(client, response):
+def message_after(client, response):
     """What the page after a redirect says."""
     html = client.get(response["Location"]).content.decode()
     [messages] = re.findall(r'<ul class="messagelist">(.*?)</ul>', html, re.DOTALL)
