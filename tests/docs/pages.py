@@ -37,6 +37,8 @@ CATEGORIES = {
     "redis.conf": "a Redis is started with it, and found fit for locks",
     "entry-point": "registers a backend, in the group that SyncGuard reads",
     "redis.acl": "a Redis has this user, who can do all that locks need",
+    "tree": "every module of the packages, and no other",
+    "moved": "old and new names of modules: the new ones exist, the old ones do not",
 }
 
 SHELL = {"console", "bash", "sh"}
