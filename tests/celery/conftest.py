@@ -34,6 +34,14 @@ WORKER_APP = Path(__file__).parent / "worker_app"
 TIMEOUT_S = 30.0
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m leaves tests out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that has a real worker as slow."""
+    for item in items:
+        if "start_worker" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
 def wait_for(condition: Callable[[], Any], seconds: float = TIMEOUT_S) -> Any:
     """Wait until the condition returns a true value, and return that value."""
     deadline = time.monotonic() + seconds

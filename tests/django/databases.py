@@ -64,8 +64,8 @@ def mariadb_database(django_db_setup, django_db_blocker, mariadb_settings):  # n
 @pytest.fixture(
     params=[
         pytest.param("sqlite", marks=pytest.mark.django_db(transaction=True)),
-        "postgres",
-        "mariadb",
+        pytest.param("postgres", marks=pytest.mark.slow),
+        pytest.param("mariadb", marks=pytest.mark.slow),
     ]
 )
 def database(request):

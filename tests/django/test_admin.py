@@ -193,6 +193,7 @@ def spent_by(server, act):
     [({}, 20), ({"p": "100"}, 20), ({"o": "2"}, 100), ({"q": "w-77"}, 100)],
     ids=["first page", "last page", "sorted", "searched"],
 )
+@pytest.mark.slow
 def test_the_page_is_cheap_with_10000_locks(many_locks, viewer, parameters, commands):
     spent = spent_by(many_locks, lambda: page(viewer, **parameters))
     assert sum(spent.values()) <= commands, spent
@@ -200,6 +201,7 @@ def test_the_page_is_cheap_with_10000_locks(many_locks, viewer, parameters, comm
     assert not spent.get("keys")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_locks")
 def test_10000_locks_are_shown_100_per_page(viewer):
     assert len(rows(viewer)) == 100
@@ -208,6 +210,7 @@ def test_10000_locks_are_shown_100_per_page(viewer):
     assert "10000 total" in page(viewer, q="w-77")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("many_locks")
 def test_the_page_says_that_it_read_only_a_part_of_the_locks(viewer, monkeypatch):
     monkeypatch.setattr("syncguard_django.live_locks.LISTED_AT_MOST", 500)

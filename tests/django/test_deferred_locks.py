@@ -36,7 +36,13 @@ TTL_MS = 3_000
 taken_late = pytest.mark.filterwarnings("ignore::syncguard_django.LockOrderWarning")
 
 
-@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.slow),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+    ]
+)
 def server(request):
     """The settings of a database."""
     return request.getfixturevalue(f"{request.param}_settings")

@@ -22,6 +22,8 @@ from testsite.models import Branch, Document, Entry, Letter
 from syncguard import format_fence
 from syncguard_django.fencing import StaleFence
 
+pytestmark = pytest.mark.slow
+
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
 ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "10"))
 

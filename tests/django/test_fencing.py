@@ -95,6 +95,7 @@ def test_the_implementation_for_other_databases_gives_the_same_results(database)
     assert answers == [True, False, True, True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("server", "record"),
     [

@@ -113,6 +113,7 @@ def test_a_held_lock_is_found_while_others_are_acquired_and_released(
     assert answers == [200] * ROUNDS
 
 
+@pytest.mark.slow
 def test_finding_one_of_10000_holders_takes_at_most_12_requests(many_locks, root):
     info = locks["default"].lookup(key="invoice:9999")
     root.get(RELEASE, holder_of(info))

@@ -506,6 +506,7 @@ def test_watching_continues_when_redis_dies():
 # Many locks
 
 
+@pytest.mark.slow
 def test_10000_locks_and_200000_fence_counters_cost_a_bounded_number_of_commands(many_locks):
     server = many_locks
     run("--limit", "100")

@@ -16,6 +16,8 @@ from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.redis.names import BUCKETS, Names
 from syncguard.testing import RedisServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisServer]:

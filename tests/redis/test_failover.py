@@ -22,6 +22,8 @@ from syncguard import LockError, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
 
+pytestmark = pytest.mark.slow
+
 
 class Pair(Relay):
     """A primary and its replica behind one address."""

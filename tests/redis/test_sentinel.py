@@ -19,6 +19,8 @@ from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
 from syncguard.testing.redis_server_path import find_redis_server
 
+pytestmark = pytest.mark.slow
+
 WATCHED = """
 port {port}
 bind 127.0.0.1

@@ -138,6 +138,7 @@ def test_if_warnings_are_errors_nothing_is_sent(syncguard_redis, syncguard_backe
     assert syncguard_redis.commands_processed() == before
 
 
+@pytest.mark.slow
 def test_the_pytest_plugin_silences_the_warning(run_pytest):
     """Tests use short TTLs on purpose. The option -W enables the warning."""
     quiet = run_pytest()
