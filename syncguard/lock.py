@@ -116,7 +116,8 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         function: Callable[..., object] | None = None,
     ) -> None:
         check_backend(backend, wants_async=False)
-        check_callback("on_release_error", options.on_release_error, may_be_async=False)
+        if options.on_release_error is not None:
+            check_callback("on_release_error", options.on_release_error, may_be_async=False)
         super().__init__(backend, options, acquired, function=function)
         self._answer: ReleaseResult | LockError | None = None
         """The result of the release, if ``release_together`` released the lock already."""
@@ -218,7 +219,8 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
                     acquired: Acquired = done.value
                     return acquired
                 if isinstance(step, Attempt):
-                    check_signal(options.signal)
+                    if options.signal is not None:
+                        check_signal(options.signal)
                     answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
                     if not isinstance(answer, Refusal) and granted_too_late(answer):
                         self._backend.release(answer.lock_id)

@@ -187,7 +187,8 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
                     acquired = done.value
                     continue
                 if isinstance(step, Attempt):
-                    check_signal(options.signal)
+                    if options.signal is not None:
+                        check_signal(options.signal)
                     answer = await waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
                     if not isinstance(answer, Refusal) and granted_too_late(answer):
                         await self._backend.release(answer.lock_id)

@@ -81,11 +81,14 @@ class Options:
                 raise invalid_argument(
                     "max_hold_ms limits auto_extend, so it needs auto_extend=True"
                 )
-        check_callback("on_lost", self.on_lost)
-        check_callback("on_release_error", self.on_release_error)
+        if self.on_lost is not None:
+            check_callback("on_lost", self.on_lost)
+        if self.on_release_error is not None:
+            check_callback("on_release_error", self.on_release_error)
 
     def _check_acquiring(self) -> None:
-        validate_holder(self.holder)
+        if self.holder is not None:
+            validate_holder(self.holder)
         if not isinstance(self.acquisition, Acquisition):
             raise invalid_argument("acquisition must be an Acquisition")
         if self.signal is not None and not callable(getattr(self.signal, "is_set", None)):

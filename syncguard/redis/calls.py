@@ -121,7 +121,8 @@ class Calls:
         validate_ttl_ms(ttl_ms)
         if holder is None and self._default_holder is not None:
             holder = self._default_holder()
-        validate_holder(holder)
+        if holder is not None:
+            validate_holder(holder)
         lock_id = _lock_id_in(names.bucket)
         space = names.space
         keys: tuple[str, ...] = (

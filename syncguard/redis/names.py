@@ -85,7 +85,7 @@ class Space(NamedTuple):
         return self.storage_key(f"fence:{storage_key}")
 
     def index_key(self, lock_id: str) -> str:
-        return self.storage_key(f"id:{lock_id}")
+        return self.index_head + lock_id  # ``of`` made sure that there is room
 
 
 class LockNames(NamedTuple):

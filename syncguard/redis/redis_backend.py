@@ -129,14 +129,16 @@ class RedisBackend(Configured, Lockable):
         call = self._calls.acquire(key, ttl_ms, holder)
         if ttl_ms < SHORT_TTL_MS:
             warn_of_short_ttl(ttl_ms)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         answer = self.run_acquire(call, ttl_ms)
         return CONTENDED if isinstance(answer, Refusal) else answer
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         """Release the lock. Idempotent, and never releases the lock of another holder."""
         call = self._calls.release(lock_id)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return self._runner.run(call)
 
     def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
@@ -151,7 +153,8 @@ class RedisBackend(Configured, Lockable):
     ) -> ExtendResult:
         """Set the expiry to ``ttl_ms`` from now. Never revives an expired lock."""
         call = self._calls.extend(lock_id, ttl_ms)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return self._runner.run(call)
 
     def adopt(
@@ -164,7 +167,8 @@ class RedisBackend(Configured, Lockable):
     ) -> Acquired | NotAdopted:
         """Take over a lock by its lock id. The fence stays the same; the lock id is new."""
         call = self._calls.adopt(lock_id, ttl_ms, holder)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         sent_at_ms = holder_clock_ms()
         try:
             answer = self._runner.run(call)
@@ -179,7 +183,8 @@ class RedisBackend(Configured, Lockable):
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         """Whether the lock is held now."""
         call = self._calls.is_locked(key)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return self._runner.run(call)
 
     def lookup(
@@ -202,7 +207,8 @@ class RedisBackend(Configured, Lockable):
     ) -> LockInfoDebug | None:
         """The same with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
         call = self._calls.lookup(key, lock_id)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return self._runner.run(call)
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:

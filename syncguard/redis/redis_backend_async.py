@@ -134,14 +134,16 @@ class AsyncRedisBackend(Configured, AsyncLockable):
         call = self._calls.acquire(key, ttl_ms, holder)
         if ttl_ms < SHORT_TTL_MS:
             warn_of_short_ttl(ttl_ms)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         answer = await self._run_acquire(call, ttl_ms)
         return CONTENDED if isinstance(answer, Refusal) else answer
 
     async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         """Release the lock. Idempotent, and never releases the lock of another holder."""
         call = self._calls.release(lock_id)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         task = asyncio.ensure_future(self._runner.run(call))
         try:
             return await asyncio.shield(task)
@@ -155,7 +157,8 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     ) -> ExtendResult:
         """Set the expiry to ``ttl_ms`` from now. Never revives an expired lock."""
         call = self._calls.extend(lock_id, ttl_ms)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return await self._runner.run(call)
 
     async def adopt(
@@ -168,7 +171,8 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     ) -> AsyncAcquired | NotAdopted:
         """Take over a lock by its lock id. The fence stays the same; the lock id is new."""
         call = self._calls.adopt(lock_id, ttl_ms, holder)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         sent_at_ms = holder_clock_ms()
         answer = await self._run_or_undo(call, call.args[1])
         if isinstance(answer, str):
@@ -178,7 +182,8 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         """Whether the lock is held now."""
         call = self._calls.is_locked(key)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return await self._runner.run(call)
 
     async def lookup(
@@ -201,7 +206,8 @@ class AsyncRedisBackend(Configured, AsyncLockable):
     ) -> LockInfoDebug | None:
         """The same with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
         call = self._calls.lookup(key, lock_id)
-        check_signal(signal)
+        if signal is not None:
+            check_signal(signal)
         return await self._runner.run(call)
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:

@@ -167,7 +167,8 @@ class RedisWaiter:
         # A waiter that acquired the lock wakes the next one when it releases.
         must_pass_on = (self._listening or self._woken) and not self._acquired
         pool = self._pool
-        self._disconnect()
+        if pool is not None:
+            self._disconnect()
         if must_pass_on and pool is not None:
             # In a thread: a waiter that gives up because the server hangs must not wait for it.
             thread = threading.Thread(
