@@ -19,7 +19,7 @@ from syncguard._heartbeat.on_lost import announce
 from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
 from syncguard._lock.handles import Acquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, must_release
+from syncguard._lock.leaving import OneBlock, lock_lost, must_release, was_lost
 from syncguard._lock.options import (
     Options,
     check_backend,
@@ -27,9 +27,7 @@ from syncguard._lock.options import (
     checked_result,
     granted_too_late,
     in_use_error,
-    lock_lost,
     may_enter,
-    was_lost,
 )
 from syncguard._lock.release_on_exit import check_callback
 from syncguard._lock.waiting import open_waiter

@@ -20,7 +20,7 @@ from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
 from syncguard._lock.cancellation import settle
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, must_release
+from syncguard._lock.leaving import OneBlock, lock_lost, must_release, was_lost
 from syncguard._lock.options import (
     Options,
     check_backend,
@@ -28,9 +28,7 @@ from syncguard._lock.options import (
     checked_result,
     granted_too_late,
     in_use_error,
-    lock_lost,
     may_enter,
-    was_lost,
 )
 from syncguard._lock.waiting import open_async_waiter
 from syncguard.clock import monotonic_ms

@@ -8,6 +8,8 @@ from typing import Generic, TypeVar
 from syncguard._lock.held import Held
 from syncguard._lock.options import Options
 from syncguard.current import Block, innermost
+from syncguard.errors import ErrorContext, LockLost
+from syncguard.types import ReleaseResult
 
 BackendT = TypeVar("BackendT")
 GrantT = TypeVar("GrantT")
@@ -72,3 +74,23 @@ class OneBlock(Generic[BackendT, GrantT, WatchT]):
 def must_release(held: Held, block: Block) -> bool:
     """False if an outer block or a parent process has to release the lock."""
     return block.reentered is None and not held.in_forked_child
+
+
+def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
+    """Whether the lock was lost before it was released. ``released`` is None if that failed.
+
+    If the release found the lock, nobody else has held it meanwhile: not lost. If it did not find
+    the lock: lost. If the server gave no clear answer, the holder's own clock decides.
+    """
+    if known_lost:
+        return True
+    if released is None or released.assumed:
+        return held.past_deadline
+    return not released.ok
+
+
+def lock_lost(key: str, held: Held) -> LockLost:
+    return LockLost(
+        "the lock was lost before its block ended: the work in it was not protected to the end",
+        ErrorContext(key=key, lock_id=held.lock_id),
+    )

@@ -18,14 +18,13 @@ from syncguard._lock.held import Held, OnLost
 from syncguard._lock.release_on_exit import Disposal, check_callback
 from syncguard.clock import holder_clock_ms
 from syncguard.current import Block, block_here
-from syncguard.errors import ErrorContext, LockError, LockLost, invalid_argument
+from syncguard.errors import LockError, invalid_argument
 from syncguard.keys import normalize_and_validate_key, validate_holder, validate_ttl_ms
 from syncguard.types import (
     DEFAULT_ACQUISITION,
     Acquisition,
     OnReleaseError,
     ReleaseErrorContext,
-    ReleaseResult,
     Signal,
 )
 
@@ -143,26 +142,6 @@ class Options:
 
     def release_context(self, held: Held) -> ReleaseErrorContext:
         return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")
-
-
-def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
-    """Whether the lock was lost before it was released. ``released`` is None if that failed.
-
-    If the release found the lock, nobody else has held it meanwhile: not lost. If it did not find
-    the lock: lost. If the server gave no clear answer, the holder's own clock decides.
-    """
-    if known_lost:
-        return True
-    if released is None or released.assumed:
-        return held.past_deadline
-    return not released.ok
-
-
-def lock_lost(key: str, held: Held) -> LockLost:
-    return LockLost(
-        "the lock was lost before its block ended: the work in it was not protected to the end",
-        ErrorContext(key=key, lock_id=held.lock_id),
-    )
 
 
 def check_backend(backend: object, *, wants_async: bool) -> None:
