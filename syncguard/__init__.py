@@ -42,7 +42,7 @@ from syncguard.keys import (
     validate_lock_id,
 )
 from syncguard.lock import Lock, hold, lock
-from syncguard.short_ttl import ShortTTLWarning
+from syncguard.short_ttl_warning import ShortTTLWarning
 from syncguard.telemetry import with_telemetry
 from syncguard.types import (
     Acquisition,

@@ -41,7 +41,7 @@ from syncguard.keys import (
     validate_lock_id,
 )
 from syncguard.lock_async import AsyncLock, hold, lock
-from syncguard.short_ttl import ShortTTLWarning
+from syncguard.short_ttl_warning import ShortTTLWarning
 from syncguard.telemetry_async import with_telemetry
 from syncguard.types import (
     Acquisition,

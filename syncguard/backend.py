@@ -80,7 +80,7 @@ from syncguard.keys import (
 )
 from syncguard.lock import Lockable
 from syncguard.lock_async import AsyncLockable
-from syncguard.redacted import RedactedUrl, Secret
+from syncguard.redacted_text import RedactedUrl, Secret
 from syncguard.types import (
     CONTENDED,
     BackendCapabilities,

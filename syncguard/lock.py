@@ -16,7 +16,7 @@ from syncguard._backend.required import LockBackend, check_signal
 from syncguard._heartbeat import heartbeat
 from syncguard._heartbeat.heartbeat_thread import Watch
 from syncguard._heartbeat.on_lost import announce
-from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
+from syncguard._lock.acquire_with_retries import Acquiring, Attempt, acquiring
 from syncguard._lock.handles import Acquired
 from syncguard._lock.held import Held, OnLost
 from syncguard._lock.leaving import OneBlock, lock_lost, must_release, was_lost
@@ -30,11 +30,11 @@ from syncguard._lock.options import (
     may_enter,
 )
 from syncguard._lock.release_on_exit import check_callback
-from syncguard._lock.waiting import open_waiter
+from syncguard._lock.sleeping_waiter import open_waiter
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError, is_interrupt
-from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from syncguard._backend.required import AsyncLockBackend, check_signal
 from syncguard._heartbeat import heartbeat_async as heartbeat
 from syncguard._heartbeat.on_lost import announce_async
 from syncguard._heartbeat.schedule import Beat
-from syncguard._lock.acquiring import Acquiring, Attempt, acquiring
+from syncguard._lock.acquire_with_retries import Acquiring, Attempt, acquiring
 from syncguard._lock.cancellation import settle
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.held import Held, OnLost
@@ -30,10 +30,10 @@ from syncguard._lock.options import (
     in_use_error,
     may_enter,
 )
-from syncguard._lock.waiting import open_async_waiter
+from syncguard._lock.sleeping_waiter import open_async_waiter
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 
 if TYPE_CHECKING:

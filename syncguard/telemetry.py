@@ -29,7 +29,7 @@ from syncguard._lock.callback_thread import run_on_callback_thread
 from syncguard._lock.handles import Acquired
 from syncguard._lock.options import check_backend
 from syncguard._lock.release_on_exit import Disposal
-from syncguard._lock.waiting import open_waiter
+from syncguard._lock.sleeping_waiter import open_waiter
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError
 from syncguard.lock import Lockable

@@ -22,7 +22,7 @@ from syncguard._backend.required import AsyncLockBackend
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.options import check_backend
 from syncguard._lock.release_on_exit import Disposal
-from syncguard._lock.waiting import open_async_waiter
+from syncguard._lock.sleeping_waiter import open_async_waiter
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError
 from syncguard.lock_async import AsyncLockable

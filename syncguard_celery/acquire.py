@@ -25,10 +25,10 @@ from syncguard_celery.contention import (
     left_ms,
     republish,
 )
-from syncguard_celery.contention_turns import SLOT_WAIT_MS, attempts_of, next_turn, waiting_turn
+from syncguard_celery.fence_propagation import record_fence
 from syncguard_celery.holder_label import holder_label
-from syncguard_celery.interrupt import NoInterrupt, interrupt_here
-from syncguard_celery.locked_calls import Holding, innermost, waited_ms
+from syncguard_celery.hot_key_turns import SLOT_WAIT_MS, attempts_of, next_turn, waiting_turn
+from syncguard_celery.interrupt_on_loss import NoInterrupt, interrupt_here
 from syncguard_celery.message_header import fences_in, header_of, key_digest, put_back, take_lock
 from syncguard_celery.options import (
     POLICIES,
@@ -38,13 +38,13 @@ from syncguard_celery.options import (
     UnavailablePolicy,
 )
 from syncguard_celery.outage import is_unanswered_attempt, republish_after_unanswered
-from syncguard_celery.propagation import record_fence
 from syncguard_celery.redelivery import (
     check_earlier_delivery,
     is_copy,
     is_own_delivery,
     republish_copy,
 )
+from syncguard_celery.running_calls import Holding, innermost, waited_ms
 from syncguard_celery.signals import (
     listening,
     logger,

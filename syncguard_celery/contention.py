@@ -11,9 +11,9 @@ from typing import Any, Final
 from celery.exceptions import Retry
 
 from syncguard import Acquisition, AcquisitionTimeout, ErrorContext, LockBackend, LockInfo, Turn
-from syncguard_celery.contention_turns import attempts_of
+from syncguard_celery.fence_propagation import attaching
+from syncguard_celery.hot_key_turns import attempts_of
 from syncguard_celery.message_header import contended_since_ms
-from syncguard_celery.propagation import attaching
 from syncguard_celery.redelivery import copy_mark
 from syncguard_celery.republishing import below_visibility_timeout
 from syncguard_celery.task_call import Call

@@ -19,11 +19,10 @@ from syncguard import LockLost
 from syncguard.backend import invalid_argument
 from syncguard.fake_lock import fake_lock
 from syncguard.key_templates import Binder, KeySource, key_maker
-from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard_celery.acquire import Acquiring, Skipped
-from syncguard_celery.disabled_locks import locks_disabled
-from syncguard_celery.interrupt import interrupts_disarmed
-from syncguard_celery.locked_calls import Holding, enclosing, innermost, put_innermost
+from syncguard_celery.disable_in_tests import locks_disabled
+from syncguard_celery.interrupt_on_loss import interrupts_disarmed
 from syncguard_celery.options import LockOptions
 from syncguard_celery.outage import (
     enter_or_republish,
@@ -33,6 +32,7 @@ from syncguard_celery.outage import (
 from syncguard_celery.publish_lock.handover import release_after_interrupt
 from syncguard_celery.pydantic_keys import KeyOf, validating
 from syncguard_celery.release import end_hold
+from syncguard_celery.running_calls import Holding, enclosing, innermost, put_innermost
 from syncguard_celery.task_call import MARK, call_of, is_bound
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from syncguard_celery.republishing import below_visibility_timeout, publish_agai
 from syncguard_celery.signals import logger
 
 if TYPE_CHECKING:
-    from syncguard_celery.locked_calls import Holding
     from syncguard_celery.options import LockOptions, UnavailablePolicy
+    from syncguard_celery.running_calls import Holding
     from syncguard_celery.task_call import Call
 
 R = TypeVar("R")

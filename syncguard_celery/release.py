@@ -14,11 +14,11 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from syncguard import LockError
 from syncguard.backend import Secret
-from syncguard_celery.contention_turns import record_hold
 from syncguard_celery.holder_label import holder_label
-from syncguard_celery.locked_calls import Holding, put_innermost
+from syncguard_celery.hot_key_turns import record_hold
 from syncguard_celery.publish_lock.handover import publish_with_lock, release_quietly
 from syncguard_celery.redelivery import Republished
+from syncguard_celery.running_calls import Holding, put_innermost
 from syncguard_celery.signals import listening, logger, notify, task_lock_released
 from syncguard_celery.task_call import Call
 

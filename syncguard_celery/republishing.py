@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kombu.exceptions import OperationalError
 
+from syncguard_celery.fence_propagation import attaching
 from syncguard_celery.message_header import put_back, take_lock
-from syncguard_celery.propagation import attaching
 from syncguard_celery.signals import logger
 
 if TYPE_CHECKING:

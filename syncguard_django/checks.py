@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from syncguard import DEFAULT_KEY_PREFIX
 from syncguard.backend import FindingKind
-from syncguard.short_ttl import SHORT_TTL_MS
+from syncguard.short_ttl_warning import SHORT_TTL_MS
 from syncguard_django.configured_backends import make_backend
 from syncguard_django.settings import (
     SETTING,

@@ -17,7 +17,7 @@ from asgiref.sync import iscoroutinefunction
 
 from syncguard import Acquisition, LockError, OnLost
 from syncguard.key_templates import key_of
-from syncguard.short_ttl import warn_of_short_ttl
+from syncguard.short_ttl_warning import warn_of_short_ttl
 from syncguard_django.deferred_locks import require_finished
 from syncguard_django.holder_label import label_of
 from syncguard_django.locked_response import refusal

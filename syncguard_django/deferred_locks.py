@@ -21,7 +21,7 @@ from django.http import StreamingHttpResponse
 
 from syncguard import Held, Lock, LockError, normalize_and_validate_key
 from syncguard.current import held_here
-from syncguard.late_release import LateRelease, release_later, release_together
+from syncguard.deferred_release import LateRelease, release_later, release_together
 from syncguard_django.event_loop_check import refuse_in_event_loop
 from syncguard_django.lock_order_warning import AFTER_A_QUERY, MANY, warn_at_call_site
 from syncguard_django.open_transactions import Connection, has_run_a_query, open_transactions

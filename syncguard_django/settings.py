@@ -25,7 +25,7 @@ from syncguard.backend import (
     Secret,
     SettingProblem,
 )
-from syncguard_django.hash_secrets import DerivedSecrets, derived_secrets
+from syncguard_django.key_hash_secrets import DerivedSecrets, derived_secrets
 
 DEFAULT_ALIAS: Final = "default"
 SETTING: Final = "SYNCGUARD"

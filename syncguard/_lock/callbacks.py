@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 
-from syncguard._lock.background import keep
+from syncguard._lock.background_tasks import keep
 
 
 def run_in_background(result: object, log_error: Callable[[Exception], object]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from syncguard._lock.background import keep
+from syncguard._lock.background_tasks import keep
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """The Redis backend. Only this package knows about Redis."""
 
+from syncguard.redis.backend_config import REDIS_CAPABILITIES
 from syncguard.redis.client_options import impatient_options
-from syncguard.redis.config import REDIS_CAPABILITIES
 from syncguard.redis.health import (
     ServerReport,
     inspect_server,

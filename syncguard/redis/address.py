@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Final, Literal, cast
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
-from syncguard.redacted import Secret
+from syncguard.redacted_text import Secret
 
 DEFAULT_PORT: Final = 6379
 Scheme = Literal["redis", "rediss", "unix"]

@@ -18,8 +18,8 @@ from syncguard.constants import TIME_TOLERANCE_MS
 from syncguard.errors import invalid_argument
 from syncguard.redis._transport.connections import describe_server
 from syncguard.redis._transport.error_codes import lock_error
-from syncguard.redis.calls import Call
-from syncguard.redis.config import Configured
+from syncguard.redis.backend_config import Configured
+from syncguard.redis.script_calls import Call
 
 T = TypeVar("T")
 Role = Literal["primary", "replica", "unknown"]

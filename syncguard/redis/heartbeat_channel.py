@@ -31,7 +31,7 @@ from syncguard.redis._transport.connections import (
 )
 from syncguard.redis._transport.error_codes import FAULTS, lock_error, not_serving
 from syncguard.redis._transport.reply_parser import ReplyParser
-from syncguard.redis.calls import Call, Calls
+from syncguard.redis.script_calls import Call, Calls
 from syncguard.redis.scripts import EXTEND
 from syncguard.types import ExtendResult
 

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 from syncguard._backend.listing_and_health import LockPage, Wanted
 from syncguard.errors import invalid_argument
 from syncguard.keys import validate_count
-from syncguard.redis.calls import PAGE, Call, Calls
 from syncguard.redis.names import Space
+from syncguard.redis.script_calls import PAGE, Call, Calls
 from syncguard.types import LockInfoDebug
 
 _MAX_OFFSET: Final = 10**12

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final, cast
 
 from syncguard._backend.settings import Finding, GivenLocation, Location, SettingProblem
-from syncguard.redacted import Secret
+from syncguard.redacted_text import Secret
 from syncguard.redis.address import Address, parse
-from syncguard.redis.cache_entries import NotRedisError, redis_of
+from syncguard.redis.caches_setting import NotRedisError, redis_of
 from syncguard.redis.client_options import QUICK_TIMEOUT_S, impatient_options
 
 _NO_URL: Final = (

@@ -28,13 +28,13 @@ from syncguard.redis import listing
 from syncguard.redis._transport.connections import Pool, runner_pool
 from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
 from syncguard.redis._transport.runner import CommandRunner, ConnectionRunner, Runner
-from syncguard.redis.calls import Call, FenceFloor
-from syncguard.redis.config import UNDO_PAUSES_S, Configured, client_from_url
+from syncguard.redis.backend_config import UNDO_PAUSES_S, Configured, client_from_url
 from syncguard.redis.health import health_of_server, inspect_server, read_health
 from syncguard.redis.heartbeat_channel import RedisExtendChannel
 from syncguard.redis.replies import Granted
+from syncguard.redis.script_calls import Call, FenceFloor
 from syncguard.redis.waiter import RedisWaiter
-from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import (
     CONTENDED,
     Contended,

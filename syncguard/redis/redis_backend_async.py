@@ -19,7 +19,7 @@ import redis.asyncio
 from syncguard._backend.listing_and_health import LockPage, Wanted, sanitized
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
-from syncguard._lock.background import keep
+from syncguard._lock.background_tasks import keep
 from syncguard._lock.cancellation import finished
 from syncguard._lock.handles import AsyncAcquired
 from syncguard.clock import holder_clock_ms
@@ -33,12 +33,12 @@ from syncguard.redis._transport.runner_async import (
     AsyncConnectionRunner,
     AsyncRunner,
 )
-from syncguard.redis.calls import Call, FenceFloor
-from syncguard.redis.config import UNDO_PAUSES_S, Configured, client_from_url
+from syncguard.redis.backend_config import UNDO_PAUSES_S, Configured, client_from_url
 from syncguard.redis.heartbeat_channel import AsyncRedisExtendChannel
 from syncguard.redis.replies import Granted
+from syncguard.redis.script_calls import Call, FenceFloor
 from syncguard.redis.waiter_async import AsyncRedisWaiter
-from syncguard.short_ttl import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
 from syncguard.types import (
     CONTENDED,
     Contended,

@@ -79,8 +79,8 @@ class Reader:
     def walk(self, reply: Reply) -> tuple[str, list[LockInfoDebug]]:
         match reply:
             case [bytes() | str() as cursor, *listed]:
-                return _text(cursor), self._listed(listed, "walk")[0]
-        raise malformed("walk")
+                return _text(cursor), self._listed(listed, "find_live_locks")[0]
+        raise malformed("find_live_locks")
 
     def _listed(self, reply: Reply, what: str) -> tuple[list[LockInfoDebug], int]:
         match reply:

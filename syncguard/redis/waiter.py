@@ -25,7 +25,7 @@ import redis
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
 from syncguard._lock.handles import Acquired
-from syncguard._lock.waiting import SLICE_MS, sleep
+from syncguard._lock.sleeping_waiter import SLICE_MS, sleep
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncPool,
@@ -39,8 +39,8 @@ from syncguard.redis._transport.connections import (
     take,
 )
 from syncguard.redis._transport.socket_polling import Poll, poll_of
-from syncguard.redis.calls import Call
 from syncguard.redis.replies import Granted
+from syncguard.redis.script_calls import Call
 from syncguard.types import Signal
 
 MIN_BLPOP_WAIT_MS: Final = 10
@@ -69,7 +69,7 @@ def longest_wait_ms(pool: Pool | AsyncPool) -> float:
 
 
 def pass_on(call: Call[bool], pool: Pool) -> None:
-    """Run ``pass_on.lua`` once on a separate connection, with a short timeout."""
+    """Run ``wake_next_waiter.lua`` once on a separate connection, with a short timeout."""
     connection = private_connection(pool, PASS_ON_S)
     with contextlib.suppress(*FAULTS):
         try:

@@ -10,16 +10,16 @@ from typing import Final, Protocol
 
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
-from syncguard._lock.background import keep
+from syncguard._lock.background_tasks import keep
 from syncguard._lock.handles import AsyncAcquired
-from syncguard._lock.waiting import SLICE_MS, sleep_async
+from syncguard._lock.sleeping_waiter import SLICE_MS, sleep_async
 from syncguard.redis._transport.connections import (
     AsyncConnection,
     AsyncPool,
     private_async_connection,
     take_async,
 )
-from syncguard.redis.calls import Call
+from syncguard.redis.script_calls import Call
 from syncguard.redis.waiter import (
     FAULTS,
     MIN_BLPOP_WAIT_MS,
@@ -146,7 +146,7 @@ class AsyncRedisWaiter:
 
 
 async def _pass_on(call: Call[bool], pool: AsyncPool) -> None:
-    """Run ``pass_on.lua`` once on a separate connection, with a short timeout."""
+    """Run ``wake_next_waiter.lua`` once on a separate connection, with a short timeout."""
     connection = private_async_connection(pool, PASS_ON_S)
     with contextlib.suppress(*FAULTS):
         try:

@@ -23,14 +23,14 @@ from kombu.utils.uuid import uuid
 from syncguard import LockError, LockInfo, get_by_key_raw
 from syncguard_celery.configured_backends import backend_of
 from syncguard_celery.contention import LOOKUP_ATTEMPTS
-from syncguard_celery.disabled_locks import locks_disabled
+from syncguard_celery.disable_in_tests import locks_disabled
 from syncguard_celery.holder_label import holder_label, task_id_in
-from syncguard_celery.locked_calls import Holding, enclosing
 from syncguard_celery.locked_function import LockedFunction
 from syncguard_celery.message_header import take_lock
 from syncguard_celery.publish_lock.handover import publish_with_lock
 from syncguard_celery.redelivery import MAX_CLOCK_SKEW_MS
 from syncguard_celery.release import take_handed_over
+from syncguard_celery.running_calls import Holding, enclosing
 from syncguard_celery.signals import notify, task_lock_contended
 from syncguard_celery.task_call import Call, is_republish, locked_function
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from syncguard import Lock, LockBackend
-from syncguard_celery.propagation import attaching
+from syncguard_celery.fence_propagation import attaching
 
 R = TypeVar("R")
 

@@ -17,7 +17,7 @@ from syncguard_celery import (
     locked_task,
 )
 from syncguard_celery.contention import republish
-from syncguard_celery.contention_turns import next_turn
+from syncguard_celery.hot_key_turns import next_turn
 from syncguard_celery.message_header import HEADER, key_digest
 from syncguard_celery.publish_lock.apply_async import _delay_ms
 from syncguard_celery.release import ends_in_retry

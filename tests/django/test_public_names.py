@@ -15,8 +15,8 @@ PUBLIC = (
     "syncguard.backends",
     "syncguard.current",
     "syncguard.key_templates",
-    "syncguard.late_release",
-    "syncguard.short_ttl",
+    "syncguard.deferred_release",
+    "syncguard.short_ttl_warning",
 )
 
 

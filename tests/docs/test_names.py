@@ -136,7 +136,7 @@ def fields() -> set[str]:
 
 
 def signal_arguments() -> set[str]:
-    return {*importlib.import_module("syncguard_celery.signals")._FACTS, "policy"}
+    return {*importlib.import_module("syncguard_celery.signals")._ARGUMENTS, "policy"}
 
 
 @cache

@@ -29,7 +29,7 @@ from syncguard import (
     lock,
 )
 from syncguard._lock.release_on_exit import Disposal
-from syncguard._lock.waiting import open_waiter
+from syncguard._lock.sleeping_waiter import open_waiter
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard.types import ReleaseErrorContext

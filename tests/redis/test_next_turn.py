@@ -9,7 +9,7 @@ import pytest
 
 from syncguard import LockError, Turn, TurnGiver, with_telemetry
 from syncguard.redis import RedisBackend
-from syncguard.redis.calls import QUEUE_KEPT_MS, Calls
+from syncguard.redis.script_calls import QUEUE_KEPT_MS, Calls
 
 QUEUE = "syncguard:id::queue:syncguard:k"
 LONG_MS = 600_000

@@ -12,14 +12,8 @@ import pytest
 
 from syncguard import Acquisition, Held, LockError, ReleaseResult, aio, lock, with_telemetry
 from syncguard._lock.handles import Grant
-from syncguard._lock.options import (
-    Options,
-    check_backend,
-    check_decorated,
-    granted_too_late,
-    lock_lost,
-    was_lost,
-)
+from syncguard._lock.leaving import lock_lost, was_lost
+from syncguard._lock.options import Options, check_backend, check_decorated, granted_too_late
 from syncguard._lock.release_on_exit import Disposal
 from syncguard.clock import holder_clock_ms
 from syncguard.redis import AsyncRedisBackend, RedisBackend

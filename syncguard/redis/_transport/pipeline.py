@@ -17,7 +17,7 @@ from syncguard.errors import LockError
 from syncguard.redis._transport.connections import Connection, Pool, release_if_in_use, take
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.runner import Runner
-from syncguard.redis.calls import Call
+from syncguard.redis.script_calls import Call
 
 T = TypeVar("T")
 

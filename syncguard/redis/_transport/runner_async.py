@@ -25,7 +25,7 @@ from syncguard.redis._transport.connections import (
 )
 from syncguard.redis._transport.error_codes import FAULTS, NOT_SERVING, lock_error, not_serving
 from syncguard.redis._transport.runner import FRESH_FOR_S
-from syncguard.redis.calls import Call
+from syncguard.redis.script_calls import Call
 
 T = TypeVar("T")
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from syncguard.backend import ListsLocks, LockBackend, LockInfo, is_live, sanitized
 from syncguard.keys import hash_key
-from syncguard.testing.conformance.fixtures import LONG_MS, ConformanceFixtures, acquired, expired
+from syncguard.testing.conformance.fixtures import (
+    LONG_MS,
+    ConformanceFixtures,
+    acquired,
+    expired,
+)
 
 
 def _five(backend: LockBackend) -> list[str]:

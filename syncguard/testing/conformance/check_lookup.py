@@ -7,7 +7,12 @@ import pytest
 from syncguard.backend import LockBackend
 from syncguard.diagnostics import get_by_id, get_by_id_raw, get_by_key, get_by_key_raw, owns
 from syncguard.keys import generate_lock_id, hash_key
-from syncguard.testing.conformance.fixtures import LONG_MS, ConformanceFixtures, acquired, expired
+from syncguard.testing.conformance.fixtures import (
+    LONG_MS,
+    ConformanceFixtures,
+    acquired,
+    expired,
+)
 from syncguard.types import LockInfo, LockInfoDebug
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from syncguard import keyed_hash
-from syncguard_django.hash_secrets import derive
+from syncguard_django.key_hash_secrets import derive
 
 
 def shown_hash(value):

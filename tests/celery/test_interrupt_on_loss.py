@@ -12,7 +12,7 @@ import time
 import pytest
 
 from syncguard import LockLost
-from syncguard_celery.interrupt import (
+from syncguard_celery.interrupt_on_loss import (
     GreenletInterrupt,
     MainThreadInterrupt,
     NoInterrupt,
@@ -226,7 +226,7 @@ def test_a_signal_handler_installed_before_ours_is_still_called(monkeypatch):
 def test_a_forked_child_that_resets_its_signal_handlers_installs_ours_again():
     program = """
 import os, signal
-from syncguard_celery.interrupt import MainThreadInterrupt, _on_signal
+from syncguard_celery.interrupt_on_loss import MainThreadInterrupt, _on_signal
 MainThreadInterrupt()
 child = os.fork()
 if child:

@@ -189,7 +189,7 @@ class Calls:
     def pass_on(self, key: str) -> Call[bool]:
         names = self._names_of(key)
         return Call(
-            scripts.PASS_ON,
+            scripts.WAKE_NEXT_WAITER,
             (names.lock, names.waiting, names.wake),
             (_WAKE_TTL,),
             lambda reply: reply == 1,
@@ -271,7 +271,9 @@ class Calls:
         self, space: Space, cursor: str, texts: Sequence[str]
     ) -> Call[tuple[str, list[LockInfoDebug]]]:
         """``texts``: return only records that contain all of them."""
-        return Call(scripts.WALK, (space.live,), (cursor, str(PAGE), *texts), self._reader.walk)
+        return Call(
+            scripts.FIND_LIVE_LOCKS, (space.live,), (cursor, str(PAGE), *texts), self._reader.walk
+        )
 
     def counts(self, space: Space) -> Call[tuple[int, int]]:
         return Call(scripts.COUNTS, (space.live, space.tally), (), read_counts)

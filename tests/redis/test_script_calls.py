@@ -13,7 +13,7 @@ from syncguard.backend import Refusal, sanitized
 from syncguard.clock import redis_server_time_ms
 from syncguard.constants import CLEANUP_GUARD_MS, FENCE_MAX, TIME_TOLERANCE_MS
 from syncguard.redis import scripts
-from syncguard.redis.calls import Calls
+from syncguard.redis.script_calls import Calls
 from syncguard.types import LockInfo
 
 ID = "A" * 22

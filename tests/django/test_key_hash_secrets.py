@@ -10,7 +10,7 @@ from testsite.hashes import shown_hash
 from syncguard import hash_key, keyed_hash
 from syncguard_celery import LockContended, current_lock, locked_task
 from syncguard_django import alocks, locks
-from syncguard_django.hash_secrets import derive
+from syncguard_django.key_hash_secrets import derive
 from syncguard_django.settings import configuration
 
 

@@ -96,7 +96,7 @@ def attaching(task_id: str, **header: object) -> Iterator[Attachment]:
         _attached.reset(token)
 
 
-@before_task_publish.connect(weak=False, dispatch_uid="syncguard_celery.propagation")
+@before_task_publish.connect(weak=False, dispatch_uid="syncguard_celery.fence_propagation")
 def _write_header(headers: dict[str, Any] | None = None, **_: object) -> None:
     if not headers or "id" not in headers:
         return  # message protocol 1 has no headers

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncguard import Held, Lock, LockBackend
-from syncguard_celery.interrupt import Interrupt
+from syncguard_celery.interrupt_on_loss import Interrupt
 from syncguard_celery.message_header import contended_since_ms
 from syncguard_celery.options import LockOptions
 from syncguard_celery.task_call import Call

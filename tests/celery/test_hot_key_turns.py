@@ -11,13 +11,13 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from wrapped_backends import WithoutQueue
 
 from syncguard import Turn
-from syncguard_celery import acquire, contention_turns, current_fence, locked_task
+from syncguard_celery import acquire, current_fence, hot_key_turns, locked_task
 
 
 @pytest.fixture
 def long_slot_wait(monkeypatch):
     """A task waits in its slot for longer than a busy machine delays the test."""
-    for module in (acquire, contention_turns):
+    for module in (acquire, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 60_000)
 
 
@@ -116,7 +116,7 @@ def test_the_next_task_may_wait_while_the_task_that_waited_runs(
 def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_its_place(
     hot, deliver, syncguard_backend, monkeypatch, waiter
 ):
-    for module in (acquire, contention_turns):
+    for module in (acquire, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 60)
     with syncguard_backend.acquire("hot", 600_000):
         hot.delay()
@@ -158,7 +158,7 @@ def test_a_soft_time_limit_ends_the_wait_and_frees_the_place(
 def test_contention_and_acquisition_of_a_task_are_logged_once_each(
     hot, deliver, syncguard_backend, monkeypatch, caplog
 ):
-    for module in (acquire, contention_turns):
+    for module in (acquire, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 10)
     caplog.set_level(logging.INFO, "syncguard.celery")
     with syncguard_backend.acquire("hot", 600_000):
@@ -225,52 +225,52 @@ def test_the_delay_is_below_the_visibility_timeout_of_the_broker(
 
 def test_an_invalid_place_is_ignored(hot, deliver, syncguard_backend, monkeypatch):
     monkeypatch.setattr(
-        contention_turns, "header_of", lambda _request: {"place": "soon", "attempts": -1}
+        hot_key_turns, "header_of", lambda _request: {"place": "soon", "attempts": -1}
     )
     with syncguard_backend.acquire("hot", 600_000):
-        turn = contention_turns.next_turn(syncguard_backend, "hot", None, None, waits=False)
+        turn = hot_key_turns.next_turn(syncguard_backend, "hot", None, None, waits=False)
     assert isinstance(turn, Turn)
     assert turn.place_ms > 0
 
 
 def test_the_delay_grows_with_the_number_of_attempts(syncguard_backend, monkeypatch):
     def delay_ms(attempts):
-        monkeypatch.setattr(contention_turns, "header_of", lambda _request: {"attempts": attempts})
+        monkeypatch.setattr(hot_key_turns, "header_of", lambda _request: {"attempts": attempts})
         with syncguard_backend.acquire("hot", 600_000):
-            return contention_turns.next_turn(
+            return hot_key_turns.next_turn(
                 syncguard_backend, "hot", None, None, waits=False
             ).delay_ms
 
     assert delay_ms(8) >= 600
     assert delay_ms(15) >= 9_000
-    assert delay_ms(10_000) == contention_turns.MAX_DELAY_MS
+    assert delay_ms(10_000) == hot_key_turns.MAX_DELAY_MS
 
 
 def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lock(
     hot, deliver, syncguard_backend, syncguard_redis, monkeypatch
 ):
-    monkeypatch.setattr(contention_turns, "_holds", {})
-    for module in (acquire, contention_turns):
+    monkeypatch.setattr(hot_key_turns, "_holds", {})
+    for module in (acquire, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 10)
     hot.delay()
     assert deliver().state == "SUCCESS"
-    assert contention_turns._holds == {}, "no task waited, so no time is kept"
+    assert hot_key_turns._holds == {}, "no task waited, so no time is kept"
     with syncguard_backend.acquire("hot", 600_000):
         hot.delay()
         assert deliver().state == "RETRY"
     assert deliver().state == "SUCCESS"
-    assert set(contention_turns._holds) == {"hot"}
+    assert set(hot_key_turns._holds) == {"hot"}
     with syncguard_backend.acquire("hot", 600_000), syncguard_redis.client() as client:
         hot.delay()
         assert deliver().state == "RETRY"
         assert int(client.hget("syncguard:id::queue:syncguard:hot", "holdMs")) >= 1
-        assert contention_turns._holds == {}, "reported once"
+        assert hot_key_turns._holds == {}, "reported once"
 
 
 def test_hold_times_are_kept_for_a_limited_number_of_keys(monkeypatch):
-    monkeypatch.setattr(contention_turns, "_holds", {})
+    monkeypatch.setattr(hot_key_turns, "_holds", {})
     for number in range(1_000):
-        contention_turns.record_hold(f"k{number}", 100.0)
-    assert len(contention_turns._holds) == 256
-    assert "k999" in contention_turns._holds
-    assert contention_turns._holds["k999"] == 100
+        hot_key_turns.record_hold(f"k{number}", 100.0)
+    assert len(hot_key_turns._holds) == 256
+    assert "k999" in hot_key_turns._holds
+    assert hot_key_turns._holds["k999"] == 100

@@ -9,7 +9,7 @@ import pytest
 from redis.connection import Connection
 
 from syncguard import Acquisition, LockError, LockLost, current_lock, lock, with_telemetry
-from syncguard.late_release import release_later, release_together
+from syncguard.deferred_release import release_later, release_together
 from syncguard.redis import RedisBackend
 from syncguard.redis._transport import pipeline
 from syncguard.testing import RedisServer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncguard import Acquisition, LockError
-from syncguard._lock.acquiring import MAX_DELAY_MS, Attempt, Pause, acquiring, backoff_ms
+from syncguard._lock.acquire_with_retries import MAX_DELAY_MS, Attempt, Pause, acquiring, backoff_ms
 from syncguard.backend import Refusal
 
 GRANT = object()

@@ -11,9 +11,9 @@ import redis.asyncio
 from syncguard._backend.settings import GivenLocation, Location, SettingProblem
 from syncguard._lock.release_on_exit import Disposal, check_callback
 from syncguard.errors import invalid_argument
-from syncguard.redis.calls import Call, Calls, FenceFloor
 from syncguard.redis.client_options import check_types, unknown_option
 from syncguard.redis.location import read_location
+from syncguard.redis.script_calls import Call, Calls, FenceFloor
 from syncguard.types import BackendCapabilities, OnReleaseError
 
 T = TypeVar("T")
