@@ -38,6 +38,8 @@ BUCKETS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 _RESERVED: Final = ("fence", "id")
 _CACHED_KEYS: Final = 1024
 
+_INDEX_NAME_BYTES: Final = len("id:") + 22
+
 quoted: Final = json.JSONEncoder(ensure_ascii=False).encode
 """Encode text as JSON. ``json.dumps`` would create a new encoder on each call."""
 
@@ -85,7 +87,9 @@ class Space(NamedTuple):
         return self.storage_key(f"fence:{storage_key}")
 
     def index_key(self, lock_id: str) -> str:
-        return self.index_head + lock_id  # ``of`` made sure that there is room
+        if self.room < _INDEX_NAME_BYTES:
+            return self.storage_key(f"id:{lock_id}")
+        return self.index_head + lock_id
 
 
 class LockNames(NamedTuple):

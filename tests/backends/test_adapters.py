@@ -158,12 +158,12 @@ def test_the_admin_lists_finds_and_releases_a_lock(shop):
     assert "worker-7" in visits.page(client)
 
     found = visits.post(client, visits.FIND, using="default", key="invoice:42")
-    assert "The lock of that key is held: fence 1" in visits.said(client, found)
+    assert "The lock of that key is held: fence 1" in visits.message_after(client, found)
 
     holder = visits.holder_of(shop.lookup(key="invoice:42"))
     assert client.get(visits.RELEASE, holder).status_code == 200
     freed = visits.post(client, visits.RELEASE, **holder)
-    assert "Released the lock" in visits.said(client, freed)
+    assert "Released the lock" in visits.message_after(client, freed)
     assert not shop.is_locked("invoice:42")
 
 

@@ -110,7 +110,7 @@ def test_a_malformed_location_is_refused_without_being_shown(location):
 def test_a_location_with_an_unknown_scheme_is_refused_without_being_shown():
     text = refusal_of(LOCATION="hunter2://host/0")
     assert text.startswith('SYNCGUARD["default"]["LOCATION"] cannot be used: no installed package')
-    assert "built in are redis, rediss, unix" in text
+    assert "schemes are redis, rediss, unix" in text
     assert "hunter2" not in text
 
 
