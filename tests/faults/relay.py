@@ -24,7 +24,8 @@ class Relay:
         self._target = (self.host, target_port)
         self._listener = socket.create_server((self.host, 0))
         self.port: int = self._listener.getsockname()[1]
-        self._sockets = [self._listener]
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
 
     def request(self, data: bytes) -> bytes | None:
         """The bytes to send to the server; None closes the connection."""
@@ -46,20 +47,31 @@ class Relay:
         self._target = (self.host, port)
 
     def close(self) -> None:
-        for each in self._sockets:
+        # The listener first: until its thread has ended, a connection may be added.
+        self._end([self._listener])
+        self._threads[0].join()
+        self._end(self._sockets)
+        for thread in self._threads:
+            thread.join()
+
+    def _end(self, sockets: list[socket.socket]) -> None:
+        for each in sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
     def _start(self, target: Callable[..., None], *args: object) -> None:
-        threading.Thread(target=target, args=args, daemon=True).start()
+        thread = threading.Thread(target=target, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self._sockets.append(client)
                 server = socket.create_connection(self._target)
-                self._sockets += [client, server]
+                self._sockets.append(server)
                 self._start(self._pass, client, server, self.request)
                 self._start(self._pass, server, client, self.reply)
 
