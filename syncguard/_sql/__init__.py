@@ -1,0 +1,1 @@
+"""What the SQL backends share: names, options, and rows. No driver, and no I/O."""
