@@ -53,7 +53,7 @@ class Address:
     @property
     def server(self) -> tuple[str, int]:
         """Equal for two addresses of one server, if host names are enough to know that."""
-        return (self.path, 0) if self.scheme == "unix" else (_canonical(self.host), self.port)
+        return (self.path, 0) if self.scheme == "unix" else (canonical_host(self.host), self.port)
 
     @property
     def uses_tls(self) -> bool:
@@ -61,7 +61,7 @@ class Address:
 
     @property
     def is_remote(self) -> bool:
-        return self.scheme != "unix" and _canonical(self.host) != "localhost"
+        return self.scheme != "unix" and canonical_host(self.host) != "localhost"
 
     def __str__(self) -> str:
         """The address to display: no credentials, and no query, which may contain credentials."""
@@ -105,7 +105,8 @@ def _parse(location: str) -> Address:
     )
 
 
-def _canonical(host: str) -> str:
+def canonical_host(host: str) -> str:
+    """The host in the form in which two names of this machine are equal."""
     host = host.lower().rstrip(".")
     try:
         return "localhost" if ip_address(host).is_loopback else host

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import redis
 import redis.asyncio
 
+from syncguard._backend.backend_base import BackendConfig
 from syncguard._backend.settings import GivenLocation, Location, SettingProblem
-from syncguard._lock.release_on_exit import Disposal, check_callback
 from syncguard.errors import invalid_argument
-from syncguard.redis.client_options import check_types, unknown_option
-from syncguard.redis.location import read_location
+from syncguard.redis._transport.connections import describe_server, socket_timeout_s
+from syncguard.redis.location import OWN_SETTINGS, read_location
+from syncguard.redis.replica_acknowledgement import acknowledgement_of
 from syncguard.redis.script_calls import Call, Calls, FenceFloor
+from syncguard.redis.undo_thread import Target, Undo, undo_thread
 from syncguard.types import BackendCapabilities, OnReleaseError
-
-T = TypeVar("T")
 
 REDIS_CAPABILITIES: Final = BackendCapabilities(
     backend="redis", supports_fencing=True, time_authority="server"
 )
 
-UNDO_PAUSES_S: Final = (0.0, 0.02, 0.1)
-"""The pauses before each undo of an interrupted request.
 
-The server may execute the request after the first undo, so undo it more than once.
-"""
-
-
-class Configured:
+class Configured(BackendConfig):
     """The checked settings of a backend, and the ``Calls`` made from them."""
 
-    is_async: ClassVar[bool]
-    twin: ClassVar[str | None]
+    own_settings: ClassVar[tuple[str, ...]] = OWN_SETTINGS
 
     def __init__(
         self,
@@ -46,6 +40,8 @@ class Configured:
         hash_secret: str | bytes | None,
         fence_floor: FenceFloor | None,
         default_holder: Callable[[], str] | None,
+        min_replicas: int,
+        replica_timeout_ms: int,
     ) -> None:
         if not callable(getattr(client, "eval", None)):
             kind = type(self).__name__
@@ -59,9 +55,13 @@ class Configured:
             fence_floor=fence_floor,
             default_holder=default_holder,
             clustered=self._clustered,
+            acknowledgement=acknowledgement_of(
+                min_replicas, replica_timeout_ms, lambda: socket_timeout_s(client)
+            ),
         )
-        check_callback("on_release_error", on_release_error, may_be_async=self.is_async)
-        self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
+        super().__init__(
+            self._calls.names.prefix, self._calls.hash, on_release_error, dispose_timeout_ms
+        )
         self._owns_client = False
 
     @classmethod
@@ -73,41 +73,28 @@ class Configured:
     def capabilities(self) -> BackendCapabilities:
         return REDIS_CAPABILITIES
 
-    @property
-    def disposal(self) -> Disposal:
-        return self._disposal
-
-    @property
-    def key_prefix(self) -> str:
-        return self._calls.names.prefix
-
-    def hash(self, value: str) -> str:
-        """Return the hash of a key or a lock id that this backend shows in pages and logs."""
-        return self._calls.hash(value)
+    def _check_connections(self, has_pool: bool) -> None:
+        """WAIT has to follow on the connection of the script: a mock has no connections."""
+        if self._calls.acknowledgement is not None and not (has_pool or self._clustered):
+            raise invalid_argument("min_replicas needs a client of redis-py with real connections")
 
     def pass_on_call(self, key: str) -> Call[bool]:
         """Make the call that wakes another waiter when this one stops waiting."""
         return self._calls.pass_on(key)
 
+    def _undo(self, lock_id: str, lock_name: str = "", ttl_ms: int = 0) -> Undo:
+        """Enqueue the undo of a request that got no reply, or got it too late.
+
+        ``lock_name`` is the storage key of its lock, if that is known.
+        """
+        call = self._calls.undo(lock_id)
+        return undo_thread.enqueue(Undo(call, self._undo_target(lock_id), ttl_ms), lock_name)
+
+    @abstractmethod
+    def _undo_target(self, lock_id: str) -> Callable[[], Target]:
+        """Where to send the undo of this lock id. The returned function runs on the undo thread."""
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(key_prefix={self.key_prefix!r})"
-
-
-def client_from_url(make: Callable[..., T], url: str, options: dict[str, object]) -> T:
-    check_types(options)
-    try:
-        client = make(url, **options)
-        pool: Any = client.connection_pool  # type: ignore[attr-defined]
-        pool.connection_class(**pool.connection_kwargs)  # raises for a wrong option; no I/O
-    except Exception as error:
-        # "from None", and no part of the original text: that text can quote a part of the URL,
-        # and the part may be the password.
-        unknown = unknown_option(error, options) if isinstance(error, TypeError) else None
-        if unknown is not None:
-            raise unknown from None
-        what = "option is unknown" if isinstance(error, TypeError) else "URL is malformed"
-        raise invalid_argument(
-            f"could not create a Redis client: the {what}; a URL looks like"
-            " redis://[[username]:[password]]@host:6379/0"
-        ) from None
-    return client
+        server = describe_server(self._client)
+        at = f", server={server!r}" if server else ""
+        return f"{type(self).__name__}(key_prefix={self.key_prefix!r}{at})"

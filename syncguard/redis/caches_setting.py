@@ -76,7 +76,7 @@ def _kind_of(backend: object) -> str:
 
 def _django_redis_options(options: Mapping[str, object]) -> dict[str, object]:
     if "SENTINELS" in options:
-        raise NotRedisError("it uses Sentinel, whose address is not a URL")
+        raise NotRedisError("it uses Sentinel: give SENTINELS and MASTER_NAME instead")
     found = {
         ours: options[theirs]
         for theirs, ours in _DJANGO_REDIS_OPTIONS.items()

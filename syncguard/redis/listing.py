@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from syncguard._backend.listing_and_health import LockPage, Wanted
 from syncguard.errors import invalid_argument
-from syncguard.keys import validate_count
+from syncguard.keys import validate_count, validate_ms
 from syncguard.redis.names import Space
 from syncguard.redis.script_calls import PAGE, Call, Calls
 from syncguard.types import LockInfoDebug
@@ -68,6 +68,13 @@ def find(
     ``acquired_at_ms``, the server returns only locks that match both; with 100,000 locks, most of
     the cost is the transfer.
     """
+    if not callable(is_wanted):
+        raise invalid_argument("is_wanted must be a function of a LockInfoDebug")
+    validate_count("at_most", at_most)
+    if not isinstance(fence, str) or not fence.isascii():
+        raise invalid_argument("fence must be a str of digits")
+    if acquired_at_ms is not None:
+        validate_ms("acquired_at_ms", acquired_at_ms)
     texts = [f'"{fence}"'] if fence else []
     texts += [] if acquired_at_ms is None else [str(acquired_at_ms)]
     found: dict[str, LockInfoDebug] = {}

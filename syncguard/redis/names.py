@@ -9,6 +9,7 @@
     {prefix}:id::fences                number of fence counters ever created
     {prefix}:id::waiting:{storage key} flag: a caller waits for this lock; expires after the wait
     {prefix}:id::wake:{storage key}    list with at most one wake-up; short TTL
+    {prefix}:id::bell:{listener}       list: interrupts the BLPOP of one process; short TTL
     {prefix}:id::queue:{storage key}   retry times of refused callers; kept a minute after last use
 
 The first three are exactly those of the specification, so that clients in other languages share
@@ -23,19 +24,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-import unicodedata
+import logging
+import re
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from syncguard.constants import MAX_KEY_LENGTH_BYTES
 from syncguard.errors import invalid_argument
-from syncguard.keys import make_storage_key, normalize_and_validate_key
+from syncguard.keys import (
+    make_storage_key,
+    normalize_and_validate_key,
+    refuse_reserved_key,
+    validate_key_prefix,
+)
+
+_logger = logging.getLogger("syncguard")
+
+_BASE64URL: Final = "[A-Za-z0-9_-]{22}"
+_HASHED: Final = re.compile(_BASE64URL)
 
 KEY_BUDGET_BYTES: Final = 1000
 RESERVE_BYTES: Final = 26
 """Space for ``:id:`` and a lock id after the longest storage key."""
 
 BUCKETS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-_RESERVED: Final = ("fence", "id")
 _CACHED_KEYS: Final = 1024
 
 _INDEX_NAME_BYTES: Final = len("id:") + 22
@@ -55,6 +67,7 @@ class Space(NamedTuple):
     tally: str
     waiting_head: str
     wake_head: str
+    bell_head: str
     queue_head: str
     index_head: str
 
@@ -73,6 +86,7 @@ class Space(NamedTuple):
             tally=own + ":fences",
             waiting_head=own + ":waiting:",
             wake_head=own + ":wake:",
+            bell_head=own + ":bell:",
             queue_head=own + ":queue:",
             index_head=own,
         )
@@ -112,7 +126,14 @@ class Names:
     """The naming scheme of one backend: a prefix, with or without the buckets of a cluster."""
 
     def __init__(self, prefix: str, *, clustered: bool = False) -> None:
-        self.prefix: Final = _validated_prefix(prefix)
+        self.prefix: Final = validate_key_prefix(prefix)
+        if clustered:
+            _check_hash_tag(self.prefix)
+        # The names of a longer prefix that begins with ours: a key must not reach them.
+        counter = rf":fence:{re.escape(self.prefix)}:" if self.prefix else r"\A(.+):fence:\1:"
+        self._inner_names: Final = re.compile(rf":id::|:id:{_BASE64URL}\Z|{counter}", re.DOTALL)
+        longest_fence = 2 * len(self.prefix.encode()) + len(":fence::") + MAX_KEY_LENGTH_BYTES
+        self._hashes_names: Final = longest_fence > KEY_BUDGET_BYTES - RESERVE_BYTES
         self._clustered: Final = clustered
         self._spaces: Final = (
             {bucket: Space.of(f"{{{self.prefix}:{bucket}}}") for bucket in BUCKETS}
@@ -123,11 +144,18 @@ class Names:
 
     def _of(self, key: str) -> LockNames:
         normalized = normalize_and_validate_key(key)
-        for word in _RESERVED:
-            if normalized.startswith(word + ":"):
-                raise invalid_argument(
-                    f"a key must not start with '{word}:': SyncGuard uses these names itself"
-                )
+        refuse_reserved_key(normalized)
+        if self._inner_names.search(normalized):
+            raise invalid_argument(
+                "a key must not contain ':id::', end with ':id:' and a lock id, or contain"
+                " ':fence:' and the key_prefix: these are SyncGuard's own names under a key_prefix"
+                " that begins with this one"
+            )
+        if self._hashes_names and _HASHED.fullmatch(normalized):
+            raise invalid_argument(
+                "with a key_prefix of more than 227 bytes, a key must not be 22 characters out of"
+                " A-Z a-z 0-9 _ -: SyncGuard shortens its own names to that form"
+            )
         bucket = _bucket(normalized) if self._clustered else ""
         space = self._spaces[bucket]
         lock = space.storage_key(normalized)
@@ -149,17 +177,20 @@ class Names:
         return tuple(self._spaces.values())
 
 
+def _check_hash_tag(prefix: str) -> None:
+    """On a cluster a name's hash tag ends at the first ``}``, and that must be ours."""
+    if prefix.startswith("}"):
+        raise invalid_argument(
+            "key_prefix must not start with '}' on a Redis Cluster: the names of one lock would be"
+            " in different slots, and every acquire would fail"
+        )
+    if "}" in prefix:
+        _logger.warning(
+            "The key_prefix %r contains '}', which ends a hash tag: all locks are in one slot of"
+            " the cluster, on one node.",
+            prefix,
+        )
+
+
 def _bucket(key: str) -> str:
     return BUCKETS[hashlib.sha256(key.encode()).digest()[0] % len(BUCKETS)]
-
-
-def _validated_prefix(prefix: str) -> str:
-    if not isinstance(prefix, str):
-        raise invalid_argument(f"key_prefix must be a str, not {type(prefix).__name__}")
-    stripped = unicodedata.normalize("NFC", prefix).rstrip(":")
-    if any(segment in _RESERVED for segment in stripped.split(":")):
-        raise invalid_argument(
-            "key_prefix must not contain a segment 'fence' or 'id': a lock and a fence counter"
-            " could then have the same name, and cleanup could delete the counter"
-        )
-    return stripped

@@ -1,45 +1,59 @@
 """``RedisBackend``: locks on Redis, blocking.
 
 A thin driver over ``Calls``. Each method makes a call (which checks its input), checks the
-signal, and runs the call. In addition it undoes an interrupted acquire: otherwise the lock would
-stay held until its TTL ends, without a holder.
+signal, and runs the call. An acquire or adopt that gets no reply, or gets it too late, is undone by
+``undo_thread``: otherwise the lock would stay held until its TTL ends, without a holder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import redis
 import redis.asyncio
 
-from syncguard._backend.listing_and_health import Health, LockPage, Wanted, sanitized
+from syncguard._backend.backend_base import BlockingBackend
+from syncguard._backend.call_steps import run_steps
+from syncguard._backend.deadline import Deadline
+from syncguard._backend.granted import Granted
+from syncguard._backend.listing_and_health import Health, LockPage, Wanted
 from syncguard._backend.optional import DEFAULT_MAX_DELAY_MS, Refusal, Turn
 from syncguard._backend.required import check_signal
 from syncguard._lock.handles import Acquired
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
-from syncguard.lock import Lockable
 from syncguard.redis import listing
 from syncguard.redis._transport.connections import Pool, runner_pool
+from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
 from syncguard.redis._transport.runner import CommandRunner, ConnectionRunner, Runner
-from syncguard.redis.backend_config import UNDO_PAUSES_S, Configured, client_from_url
-from syncguard.redis.health import health_of_server, inspect_server, read_health
+from syncguard.redis.backend_config import Configured
+from syncguard.redis.client_from_url import client_from_url
+from syncguard.redis.health import health_of_server, inspect_server
 from syncguard.redis.heartbeat_channel import RedisExtendChannel
-from syncguard.redis.replies import Granted
+from syncguard.redis.names import LockNames
+from syncguard.redis.replica_acknowledgement import (
+    DEFAULT_REPLICA_TIMEOUT_MS,
+    TooFewReplicas,
+    options_of_url,
+)
 from syncguard.redis.script_calls import Call, FenceFloor
+from syncguard.redis.server_report import read_health
+from syncguard.redis.undo_connection import UndoOnClient, UndoOnPool
+from syncguard.redis.undo_thread import EXIT_TIMEOUT_S, Target, undo_thread
 from syncguard.redis.waiter import RedisWaiter
+from syncguard.redis.wake_listener import WakeListener
 from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.traceback_locals import clear_locals, hides_arguments_of_methods
 from syncguard.types import (
     CONTENDED,
+    AbsenceReason,
     Contended,
     ExtendResult,
-    LockInfo,
     LockInfoDebug,
     NotAdopted,
     OnReleaseError,
@@ -53,7 +67,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class RedisBackend(Configured, Lockable):
+# What only ``lock()`` calls needs no wrapper: ``Lock.__enter__`` clears the frames below it.
+@hides_arguments_of_methods(
+    inline=frozenset({"acquire", "adopt", "run_acquire", "acquire_call", "open_waiter"})
+)
+class RedisBackend(Configured, BlockingBackend):
     """Locks on Redis, blocking. Can be shared between threads and used after a fork."""
 
     twin: ClassVar[str | None] = "syncguard.redis.AsyncRedisBackend"
@@ -69,6 +87,8 @@ class RedisBackend(Configured, Lockable):
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
         default_holder: Callable[[], str] | None = None,
+        min_replicas: int = 0,
+        replica_timeout_ms: int = DEFAULT_REPLICA_TIMEOUT_MS,
     ) -> None:
         if isinstance(client, redis.asyncio.Redis | redis.asyncio.RedisCluster):
             raise invalid_argument("RedisBackend takes a blocking client; see AsyncRedisBackend")
@@ -81,8 +101,11 @@ class RedisBackend(Configured, Lockable):
             hash_secret=hash_secret,
             fence_floor=fence_floor,
             default_holder=default_holder,
+            min_replicas=min_replicas,
+            replica_timeout_ms=replica_timeout_ms,
         )
         self._pool = runner_pool(client)
+        self._check_connections(self._pool is not None)
         self._runner: Runner = (
             CommandRunner(client) if self._pool is None else ConnectionRunner(self._pool)
         )
@@ -100,10 +123,14 @@ class RedisBackend(Configured, Lockable):
         hash_secret: str | bytes | None = None,
         fence_floor: FenceFloor | None = None,
         default_holder: Callable[[], str] | None = None,
+        min_replicas: int = 0,
+        replica_timeout_ms: int = DEFAULT_REPLICA_TIMEOUT_MS,
         **client_options: object,
     ) -> Self:
         """Make a backend and its client from a URL; ``close()`` closes both."""
-        client = client_from_url(redis.Redis.from_url, url, client_options)
+        url, in_url = options_of_url(url)  # they override arguments, as in redis-py
+        replicas = {"min_replicas": min_replicas, "replica_timeout_ms": replica_timeout_ms}
+        client = client_from_url(url, client_options)
         backend = cls(
             client,
             key_prefix=key_prefix,
@@ -113,6 +140,7 @@ class RedisBackend(Configured, Lockable):
             hash_secret=hash_secret,
             fence_floor=fence_floor,
             default_holder=default_holder,
+            **{**replicas, **in_url},
         )
         backend._owns_client = True
         return backend
@@ -126,13 +154,20 @@ class RedisBackend(Configured, Lockable):
         signal: Signal | None = None,
     ) -> Acquired | Contended:
         """Try once to acquire the lock."""
-        call = self._calls.acquire(key, ttl_ms, holder)
-        if ttl_ms < SHORT_TTL_MS:
-            warn_of_short_ttl(ttl_ms)
-        if signal is not None:
-            check_signal(signal)
-        answer = self.run_acquire(call, ttl_ms)
-        return CONTENDED if isinstance(answer, Refusal) else answer
+        try:
+            if not undo_thread.is_running:
+                undo_thread.start()
+            call = self._calls.acquire(key, ttl_ms, holder)
+            if ttl_ms < SHORT_TTL_MS:
+                warn_of_short_ttl(ttl_ms)
+            if signal is not None:
+                check_signal(signal)
+            answer = self.run_acquire(call, ttl_ms)
+            return CONTENDED if isinstance(answer, Refusal) else answer
+        except BaseException as error:
+            del key, holder
+            clear_locals(error)
+            raise
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         """Release the lock. Idempotent, and never releases the lock of another holder."""
@@ -143,6 +178,8 @@ class RedisBackend(Configured, Lockable):
 
     def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
         """Release many locks in few round trips. Returns a result or an error for each."""
+        if not isinstance(lock_ids, Sequence):
+            raise invalid_argument("lock_ids must be a sequence of lock ids")
         calls = [self._calls.release(lock_id) for lock_id in lock_ids]
         if self._pool is None:
             return run_one_by_one(self._runner, calls)
@@ -166,6 +203,18 @@ class RedisBackend(Configured, Lockable):
         signal: Signal | None = None,
     ) -> Acquired | NotAdopted:
         """Take over a lock by its lock id. The fence stays the same; the lock id is new."""
+        try:
+            return self._adopt(lock_id, ttl_ms, holder, signal)
+        except BaseException as error:
+            del lock_id
+            clear_locals(error)
+            raise
+
+    def _adopt(
+        self, lock_id: str, ttl_ms: int, holder: str | None, signal: Signal | None
+    ) -> Acquired | NotAdopted:
+        if not undo_thread.is_running:
+            undo_thread.start()
         call = self._calls.adopt(lock_id, ttl_ms, holder)
         if signal is not None:
             check_signal(signal)
@@ -174,11 +223,14 @@ class RedisBackend(Configured, Lockable):
             answer = self._runner.run(call)
             if isinstance(answer, str):
                 return NotAdopted(answer)
-            return self._acquired(answer, ttl_ms, sent_at_ms)
+            if holder_clock_ms() < sent_at_ms + ttl_ms:
+                return Acquired(*answer, ttl_ms, sent_at_ms, self._disposal, self)
         except BaseException as error:
-            if is_interrupt(error):
-                self.undo(call.args[1])
+            self._undo_unanswered(error, call, call.args[1], "", ttl_ms)
             raise
+        name = self._calls.names.of(answer.key).lock
+        self._undo(answer.lock_id, name, ttl_ms)  # granted too late
+        return NotAdopted("expired")
 
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         """Whether the lock is held now."""
@@ -187,17 +239,6 @@ class RedisBackend(Configured, Lockable):
             check_signal(signal)
         return self._runner.run(call)
 
-    def lookup(
-        self,
-        *,
-        key: str | None = None,
-        lock_id: str | None = None,
-        signal: Signal | None = None,
-    ) -> LockInfo | None:
-        """Read a live lock, sanitized. Only for diagnostics: do not decide about writes with it."""
-        info = self.lookup_raw(key=key, lock_id=lock_id, signal=signal)
-        return None if info is None else sanitized(info)
-
     def lookup_raw(
         self,
         *,
@@ -205,26 +246,18 @@ class RedisBackend(Configured, Lockable):
         lock_id: str | None = None,
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
-        """The same with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
+        """``lookup`` with the raw key and lock id. SENSITIVE: the lock id can release the lock."""
         call = self._calls.lookup(key, lock_id)
         if signal is not None:
             check_signal(signal)
         return self._runner.run(call)
 
-    def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
-        """The live locks, soonest to expire first. Reads only the returned locks; never scans."""
-        return list(map(sanitized, self.live_locks_raw(limit, offset)))
-
-    def live_locks_raw(self, limit: int = 100, offset: int = 0) -> list[LockInfoDebug]:
-        """The same with raw keys and lock ids. SENSITIVE: for administrators' tools."""
-        return self.page_raw(limit, offset).locks
-
     def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
-        """The same, with the total number of live locks and the server's time. SENSITIVE.
+        """``live_locks_raw``, with the total number of live locks and the server's time. SENSITIVE.
 
         One request for up to a thousand locks; on a cluster, one for each of its buckets.
         """
-        return self._drive(listing.page(self._calls, limit, offset))
+        return run_steps(self._runner.run, listing.page(self._calls, limit, offset))
 
     def find_raw(
         self,
@@ -240,36 +273,40 @@ class RedisBackend(Configured, Lockable):
         acquisition if they are known: then the server returns only locks that match both. Do not
         decide about writes with the result.
         """
-        return self._drive(
+        return run_steps(
+            self._runner.run,
             listing.find(
                 self._calls, is_wanted, at_most, fence=fence, acquired_at_ms=acquired_at_ms
-            )
+            ),
         )
 
     def count_live_locks(self) -> int:
         """The number of live locks."""
-        return self._drive(listing.counts(self._calls))[0]
+        return run_steps(self._runner.run, listing.counts(self._calls))[0]
 
     def count_fence_counters(self) -> int:
         """The number of fence counters ever created. They are never deleted."""
-        return self._drive(listing.counts(self._calls))[1]
+        return run_steps(self._runner.run, listing.counts(self._calls))[1]
 
     def health(self) -> Health:
         """The state of the server, and what an operator should change. Raises LockError."""
         if self._clustered:
-            return read_health(inspect_server(self), *self._drive(listing.counts(self._calls)))
+            return read_health(
+                inspect_server(self), *run_steps(self._runner.run, listing.counts(self._calls))
+            )
         return health_of_server(self)
 
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         """For administrators: release a lock if its holder is still the one they saw."""
-        for info in self._drive(listing.holder(self._calls, key_hash, fence, lock_id_hash)):
+        for info in run_steps(
+            self._runner.run, listing.holder(self._calls, key_hash, fence, lock_id_hash)
+        ):
             return self.release(info.lock_id)
         return ReleaseResult(False, "not-found")
 
     def open_waiter(self, key: str) -> RedisWaiter:
         """For ``lock()``: a waiter that the holder's release wakes."""
-        wake = self._calls.names.of(key).wake
-        return RedisWaiter(self, lambda: self._pool_of(wake), key, wake)
+        return RedisWaiter(self, self._listener_of, self._calls._names_of(key))
 
     def next_turn(
         self,
@@ -293,7 +330,38 @@ class RedisBackend(Configured, Lockable):
         """Open a separate connection for heartbeats; None on a cluster and on mocks."""
         if self._pool is None:
             return None
-        channel = RedisExtendChannel.open(self._calls, self._pool, timeout_ms)
+        return self._open_channel(self._pool, timeout_ms)
+
+    def server_of(self, lock_id: str) -> str | None:
+        """On a cluster: the name of the node that has the lock, by the client's own map."""
+        if not self._clustered:
+            return None
+        try:
+            node = self._client.get_node_from_key(self._calls.names.index(lock_id))
+        except FAULTS:  # no node has this slot now
+            return None
+        name: str | None = getattr(node, "name", None)
+        return name
+
+    def open_server_channel(self, server: Hashable, timeout_ms: float) -> RedisExtendChannel:
+        """Open a separate connection for heartbeats to a node of the cluster."""
+        if not self._clustered:
+            raise invalid_argument("only a cluster has several servers")
+        node = self._client.get_node(node_name=server)
+        pool = None if node is None else runner_pool(self._client.get_redis_connection(node))
+        if pool is None:
+            raise LockError("ServiceUnavailable", "the cluster no longer has this node")
+        try:
+            return self._open_channel(pool, timeout_ms)
+        except LockError:
+            # This is a thread for connecting, so it may wait. If the node is gone, the client
+            # notices it here, and asks the others for its replacement.
+            with contextlib.suppress(*FAULTS):
+                self._client.execute_command("PING", target_nodes=node)
+            raise
+
+    def _open_channel(self, pool: Pool, timeout_ms: float) -> RedisExtendChannel:
+        channel = RedisExtendChannel.open(self._calls, pool, timeout_ms)
         # No threading lock: a fork could copy it while it is locked.
         open_ones = [known for known in self._channels if known() is not None]
         self._channels = [*open_ones, weakref.ref(channel)]
@@ -312,61 +380,72 @@ class RedisBackend(Configured, Lockable):
         if self._owns_client:
             self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.close()
-
     def acquire_call(
         self, key: str, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> Call[Granted | Refusal]:
         """For a waiter: one attempt as a value, so that its lock id is known before it runs."""
+        if not undo_thread.is_running:
+            undo_thread.start()
         return self._calls.acquire(key, ttl_ms, holder, wait_ms=wait_ms)
 
-    def run_acquire(self, call: Call[Granted | Refusal], ttl_ms: int) -> Acquired | Refusal:
-        """Run an acquire. If it is interrupted, release the lock."""
+    def run_acquire(
+        self, call: Call[Granted | Refusal], ttl_ms: int, deadline: Deadline | None = None
+    ) -> Acquired | Refusal:
+        """Run an acquire. A grant that arrives after its TTL has ended is no grant."""
         sent_at_ms = holder_clock_ms()
         try:
-            answer = self._runner.run(call)
+            answer = self._runner.run(call, deadline)
             if isinstance(answer, Refusal):
                 return answer
-            return self._acquired(answer, ttl_ms, sent_at_ms)
+            if holder_clock_ms() < sent_at_ms + ttl_ms:
+                return Acquired(*answer, ttl_ms, sent_at_ms, self._disposal, self)
         except BaseException as error:
-            # Ctrl-C, a time limit, or the loss of another lock: the caller cannot release this one.
-            if is_interrupt(error):
-                self.undo(call.lock_id)
+            self._undo_unanswered(error, call, call.lock_id, call.keys[0], ttl_ms)
             raise
+        self._undo(answer.lock_id, call.keys[0], ttl_ms)  # granted too late
+        return Refusal()
 
-    def undo(self, lock_id: object) -> None:
-        """Release the lock that an interrupted request may have acquired."""
+    def ring(self, bell: str, deadline: Deadline) -> None:
+        """For a waiter: tell the listener of this process that it has a new waiter."""
+        # If this fails, the waiter is not woken. Its next attempt reports the error.
+        with contextlib.suppress(LockError):
+            self._runner.run(self._calls.ring(bell), deadline)
+
+    def undo(self, lock_id: object, /, *, key: str | None = None, ttl_ms: int = 0) -> None:
+        """Release a lock that nobody holds, in the background: ``syncguard.backend.Undoes``."""
         assert isinstance(lock_id, str)
-        for pause in UNDO_PAUSES_S:
-            time.sleep(pause)
-            with contextlib.suppress(LockError):
-                if self.release(lock_id).ok:
-                    return
+        name = "" if key is None else self._calls.names.of(key).lock
+        # Wait for the first try, because an interrupt may end this process. Other tries follow.
+        self._undo(lock_id, name, ttl_ms).tried.wait(EXIT_TIMEOUT_S)
 
-    def _acquired(self, granted: Granted, ttl_ms: int, sent_at_ms: float) -> Acquired:
-        return Acquired(
-            granted.lock_id,
-            granted.fence,
-            granted.expires_at_ms,
-            granted.key,
-            ttl_ms,
-            sent_at_ms,
-            self._disposal,
-            self,
-        )
+    def _undo_unanswered(
+        self,
+        error: BaseException,
+        call: Call[Granted | Refusal] | Call[Granted | AbsenceReason],
+        lock_id: str | None,
+        lock_name: str,
+        ttl_ms: int,
+    ) -> None:
+        """After an error: undo the request, if the server may have executed it."""
+        if not call.may_be_sent:
+            return
+        assert lock_id is not None
+        undo = self._undo(lock_id, lock_name, ttl_ms)
+        if is_interrupt(error) or isinstance(error, TooFewReplicas):
+            undo.tried.wait(EXIT_TIMEOUT_S)
 
-    def _drive(self, steps: listing.Steps[T]) -> T:
-        result: object = None
-        while True:
-            try:
-                call = steps.send(result)
-            except StopIteration as done:
-                return done.value  # type: ignore[no-any-return]
-            result = self._runner.run(call)
+    def _undo_target(self, lock_id: str) -> Callable[[], Target]:
+        def target() -> Target:
+            pool = self._pool_of(self._calls.names.index(lock_id))
+            return UndoOnClient(self._runner) if pool is None else UndoOnPool(pool)
+
+        return target
+
+    def _listener_of(self, names: LockNames) -> WakeListener | None:
+        pool = self._pool_of(names.wake)
+        if pool is None:
+            return None
+        return WakeListener.on(pool, names.space, clustered=self._clustered)
 
     def _pool_of(self, name: str) -> Pool | None:
         if not self._clustered:

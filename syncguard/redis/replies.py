@@ -6,10 +6,10 @@ Pure functions, and ``Reader`` for replies that need a backend's display hash.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+from syncguard._backend.granted import Granted, log_fence_warning
 from syncguard._backend.listing_and_health import LockPage
 from syncguard._backend.optional import Refusal, Turn
 from syncguard.clock import is_live, redis_server_time_ms
@@ -19,23 +19,10 @@ from syncguard.types import AbsenceReason, ExtendResult, LockInfoDebug, ReleaseR
 
 Reply = object
 
-_logger = logging.getLogger("syncguard")
 _REFUSED: Final = Refusal()
 _RELEASED: Final = ReleaseResult(True)
 _ASSUMED: Final = ReleaseResult(True, assumed=True)
 _REASONS: Final[dict[object, AbsenceReason]] = {0: "not-found", -1: "not-found", -2: "expired"}
-
-
-class Granted(NamedTuple):
-    """The reply of Redis for a lock that was just acquired or adopted."""
-
-    lock_id: str
-    fence: str
-    expires_at_ms: int
-    key: str
-
-    def __repr__(self) -> str:
-        return f"<Granted fence={self.fence}>"
 
 
 class Reader:
@@ -120,18 +107,6 @@ class Reader:
             raise malformed("lookup") from None
 
 
-def log_fence_warning(key_hash: str, fence: str) -> None:
-    """Warn before a fence counter reaches its maximum, so that there is time to change the key."""
-    _logger.warning(
-        "Fence %s of key %s is above the warning threshold %s; above %s the key can no longer be"
-        " locked.",
-        fence,
-        key_hash,
-        FENCE_WARN,
-        FENCE_MAX,
-    )
-
-
 def read_release(reply: Reply) -> ReleaseResult:
     if reply == 1:
         return _RELEASED
@@ -141,11 +116,24 @@ def read_release(reply: Reply) -> ReleaseResult:
 
 
 def read_extend(reply: Reply) -> ExtendResult:
-    match reply:
-        case [1, int(expires_at_ms)]:
-            return ExtendResult(True, expires_at_ms)
-        case 0 | -1 | -2:
-            return ExtendResult(False, None, _REASONS[reply])
+    return read_extends(reply, 1)[0]
+
+
+def read_extends(reply: Reply, count: int) -> list[ExtendResult]:
+    """The results of ``count`` locks that were extended in one call."""
+    if not isinstance(reply, list) or len(reply) != count:
+        raise malformed("extend")
+    return [
+        ExtendResult(True, value)
+        if type(value) is int and value > 0
+        else ExtendResult(False, None, _reason_of(value))
+        for value in reply
+    ]
+
+
+def _reason_of(value: object) -> AbsenceReason:
+    if isinstance(value, int) and value in _REASONS:
+        return _REASONS[value]
     raise malformed("extend")
 
 

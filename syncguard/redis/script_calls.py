@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
+from syncguard._backend.granted import Granted
 from syncguard._backend.listing_and_health import LockPage
-from syncguard._backend.optional import Refusal, Turn
+from syncguard._backend.optional import Extension, Refusal, Turn
 from syncguard.constants import (
     CLEANUP_GUARD_MS,
     DEFAULT_KEY_PREFIX,
@@ -27,14 +28,15 @@ from syncguard.keys import (
     validate_ms,
     validate_ttl_ms,
 )
-from syncguard.redis import scripts
+from syncguard.redis import scripts, spent_ids
 from syncguard.redis.names import LockNames, Names, Space, quoted
+from syncguard.redis.replica_acknowledgement import ReplicaAcknowledgement
 from syncguard.redis.replies import (
-    Granted,
     Reader,
     Reply,
     read_counts,
     read_extend,
+    read_extends,
     read_release,
     read_resent_release,
     read_turn,
@@ -46,6 +48,9 @@ FenceFloor = Literal["clock"]
 
 PAGE: Final = 1000
 """The largest number of locks that one script call lists."""
+
+MAX_EXTENDED_TOGETHER: Final = 32
+"""How many locks one script call extends: it blocks Redis for a third of a millisecond."""
 
 WAKE_TTL_MS: Final = 2_000
 """The TTL of a wake-up that no waiter consumes."""
@@ -62,8 +67,12 @@ EARLY_MS: Final = 500
 QUEUE_KEPT_MS: Final = 60_000
 """How long an unused queue is kept, because it stores the mean hold time."""
 
+TOMBSTONE_MS: Final = 60_000
+"""How long an undone lock id is refused: longer than a request can be on its way."""
+
 _TOLERANCE: Final = str(TIME_TOLERANCE_MS)
 _WAKE_TTL: Final = str(WAKE_TTL_MS)
+_TOMBSTONE_TTL: Final = str(TOMBSTONE_MS)
 
 
 @dataclass(slots=True, repr=False)  # not frozen: that would double the cost of creating one
@@ -79,6 +88,10 @@ class Call(Generic[T]):
     lock_id: str | None = None
     if_resent: Callable[[Reply, T], T] | None = None
     """Corrects the result of a request that was sent twice, where Redis cannot detect that."""
+    wait: tuple[str, ...] | None = None
+    """WAIT, to be sent together with the script. The reply is then a pair: the script's, WAIT's."""
+    may_be_sent: bool = False
+    """Set by the runner before it sends the request: from then on the server may execute it."""
 
     def __repr__(self) -> str:
         # Tracebacks with local variables show calls: no key and no lock id may be in the text.
@@ -97,6 +110,7 @@ class Calls:
         fence_floor: FenceFloor | None = None,
         default_holder: Callable[[], str] | None = None,
         clustered: bool = False,
+        acknowledgement: ReplicaAcknowledgement | None = None,
     ) -> None:
         if not isinstance(cleanup_in_is_locked, bool):
             raise invalid_argument("cleanup_in_is_locked must be True or False")
@@ -111,6 +125,7 @@ class Calls:
         self._default_holder = default_holder
         self._guard = str(CLEANUP_GUARD_MS) if cleanup_in_is_locked else ""
         self._tail = (self._floor, FENCE_MAX)
+        self.acknowledgement: Final = acknowledgement
 
     # -- acquire, release, extend, adopt ------------------------------------------------------
 
@@ -135,14 +150,18 @@ class Calls:
         label = "" if holder is None else f',"holder":{quoted(holder)}'
         record = f'{{"lockId":"{lock_id}","key":{names.json}{label}'
         args: tuple[str, ...] = (lock_id, str(ttl_ms), _TOLERANCE, record, *self._tail)
+        spent = spent_ids.of_lock(names.lock)
         if wait_ms:
             keys = (*keys, names.waiting)
             args = (*args, str(wait_ms + WAITING_SLACK_MS))
+        if spent:
+            args = (*args, spent) if wait_ms else (*args, "", spent)
 
         def read(reply: Reply) -> Granted | Refusal:
             return self._reader.acquire(reply, lock_id, names.key)
 
-        return Call(scripts.ACQUIRE, keys, args, read, names.key, lock_id)
+        call = Call(scripts.ACQUIRE, keys, args, read, names.key, lock_id)
+        return call if self.acknowledgement is None else acknowledged(call, self.acknowledgement)
 
     def release(self, lock_id: str) -> Call[ReleaseResult]:
         validate_lock_id(lock_id)
@@ -160,12 +179,34 @@ class Calls:
         validate_lock_id(lock_id)
         validate_ttl_ms(ttl_ms)
         space = self.names.space_of(lock_id)
-        return Call(
+        call = Call(
             scripts.EXTEND,
-            (space.index_key(lock_id), space.live),
+            (space.live, space.index_key(lock_id)),
             (lock_id, str(ttl_ms)),
             read_extend,
             lock_id=lock_id,
+        )
+        return call if self.acknowledgement is None else acknowledged(call, self.acknowledgement)
+
+    def extend_together(self, extensions: Sequence[Extension]) -> Call[list[ExtendResult]]:
+        """Extend locks in one script call: at most 32, and on a cluster of one bucket.
+
+        Without WAIT: the channel sends one for many of these calls.
+        """
+        keys: list[str] = []
+        args: list[str] = []
+        space = self.names.space_of(extensions[0][0])
+        for lock_id, ttl_ms in extensions:
+            validate_lock_id(lock_id)
+            validate_ttl_ms(ttl_ms)
+            keys.append(space.index_key(lock_id))
+            args.append(lock_id)
+            args.append(str(ttl_ms))
+        return Call(
+            scripts.EXTEND,
+            (space.live, *keys),
+            tuple(args),
+            lambda reply: read_extends(reply, len(extensions)),
         )
 
     def adopt(self, lock_id: str, ttl_ms: int, holder: str | None) -> Call[Granted | AbsenceReason]:
@@ -178,23 +219,38 @@ class Calls:
         def read(reply: Reply) -> Granted | AbsenceReason:
             return self._reader.adopt(reply, new_id)
 
-        return Call(
+        call = Call(
             scripts.ADOPT,
             (space.index_key(lock_id), space.index_key(new_id), space.live),
             (lock_id, new_id, str(ttl_ms), holder or ""),
             read,
             lock_id=lock_id,
         )
+        return call if self.acknowledgement is None else acknowledged(call, self.acknowledgement)
+
+    def undo(self, lock_id: str) -> Call[bool]:
+        validate_lock_id(lock_id)
+        space = self.names.space_of(lock_id)
+        return Call(
+            scripts.UNDO,
+            (space.index_key(lock_id), space.live),
+            (lock_id, space.waiting_head, space.wake_head, _WAKE_TTL, _TOMBSTONE_TTL),
+            lambda reply: reply == 1,
+            lock_id=lock_id,
+        )
 
     def pass_on(self, key: str) -> Call[bool]:
         names = self._names_of(key)
         return Call(
-            scripts.WAKE_NEXT_WAITER,
+            scripts.PASS_ON_WAKE_UP,
             (names.lock, names.waiting, names.wake),
             (_WAKE_TTL,),
             lambda reply: reply == 1,
             names.key,
         )
+
+    def ring(self, bell: str) -> Call[bool]:
+        return Call(scripts.RING_BELL, (bell,), (_WAKE_TTL,), lambda reply: reply == 1)
 
     # -- queue --------------------------------------------------------------------------------
 
@@ -283,6 +339,13 @@ class Calls:
             return self.names.of(key)
         except TypeError:  # an unhashable value cannot be a key
             raise invalid_argument(f"a key must be a str, not {type(key).__name__}") from None
+
+
+def acknowledged(call: Call[T], acknowledgement: ReplicaAcknowledgement) -> Call[T]:
+    """The call with a WAIT after its script."""
+    call.wait = acknowledgement.wait
+    call.read = acknowledgement.reading(call.read, call.key, call.lock_id)
+    return call
 
 
 def _lock_id_in(bucket: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
+from typing import Final, NamedTuple
+
+_FOLDER: Final = files("syncguard.redis") / "lua"
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(NamedTuple):
     """One script: its text, and the SHA-1 by which Redis identifies it."""
 
     name: str
@@ -18,7 +18,7 @@ class Script:
 
     @classmethod
     def load(cls, name: str) -> Script:
-        text = (files("syncguard.redis") / "lua" / f"{name}.lua").read_text("utf-8")
+        text = (_FOLDER / f"{name}.lua").read_text("utf-8")
         # Not for security: Redis identifies scripts by their SHA-1.
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
@@ -27,6 +27,7 @@ ACQUIRE: Final = Script.load("acquire")
 RELEASE: Final = Script.load("release")
 EXTEND: Final = Script.load("extend")
 ADOPT: Final = Script.load("adopt")
+UNDO: Final = Script.load("undo")
 IS_LOCKED: Final = Script.load("is_locked")
 LOOKUP_BY_KEY: Final = Script.load("lookup_by_key")
 LOOKUP_BY_ID: Final = Script.load("lookup_by_id")
@@ -35,4 +36,5 @@ FIND_LIVE_LOCKS: Final = Script.load("find_live_locks")
 COUNTS: Final = Script.load("counts")
 NEXT_TURN: Final = Script.load("next_turn")
 END_WAIT: Final = Script.load("end_wait")
-WAKE_NEXT_WAITER: Final = Script.load("wake_next_waiter")
+PASS_ON_WAKE_UP: Final = Script.load("pass_on_wake_up")
+RING_BELL: Final = Script.load("ring_bell")

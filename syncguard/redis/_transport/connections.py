@@ -8,10 +8,17 @@ one of each. Only this module uses what is private to redis-py or differs betwee
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import inspect
+import os
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar, cast
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
+from queue import Empty
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast
 
 import redis
 import redis.asyncio
@@ -21,7 +28,13 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection as _Connection
 from redis.retry import Retry as _Retry
 
-Command = tuple[str, ...]
+from syncguard.redis.cluster_client import AsyncNamedCluster, ClusterOnFirstUse
+
+_recorder: Any = None
+_attributes: Any = None
+with contextlib.suppress(ImportError):  # redis-py 5 and 6 have no metrics
+    _recorder = importlib.import_module("redis.observability.recorder")
+    _attributes = importlib.import_module("redis.observability.attributes")
 
 
 class Retrying(Protocol):
@@ -48,10 +61,7 @@ class Connection(Protocol):
 
     def connect(self) -> object: ...
     def disconnect(self) -> object: ...
-    def pack_command(self, *command: str) -> list[bytes]: ...
-    def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
     def send_packed_command(self, packed: list[bytes]) -> None: ...
-    def send_command(self, *command: str) -> None: ...
     def can_read(self, timeout: float) -> bool: ...
     def read_response(self, disable_decoding: bool = False) -> object: ...
 
@@ -64,9 +74,7 @@ class AsyncConnection(Protocol):
 
     async def connect(self) -> object: ...
     async def disconnect(self, nowait: bool = False) -> None: ...
-    def pack_commands(self, commands: Iterable[Command]) -> list[bytes]: ...
     async def send_packed_command(self, command: list[bytes]) -> None: ...
-    async def send_command(self, *command: str) -> None: ...
     async def read_response(
         self, disable_decoding: bool = False, timeout: float | None = None
     ) -> object: ...
@@ -116,10 +124,24 @@ class AsyncNodePool:
         await connection.disconnect(nowait=True)
 
 
-T = TypeVar("T")
+class RetryPolicy(NamedTuple):
+    """The numbers of a client's retry policy."""
 
-LARGE_POOL: Final = 8
-"""A smaller pool is a limit that the user chose: we keep no connection of it between calls."""
+    retries: int
+    """Below 0: no limit."""
+    errors: tuple[type[Exception], ...]
+    pause_s: Callable[[int], float]
+    """The pause after so many failures."""
+
+
+T = TypeVar("T")
+ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+
+LARGE_POOL: Final = 16
+"""A smaller pool is a limit that the user chose, perhaps for as many commands at once.
+
+We keep no connection of it between calls, and use none for waiting.
+"""
 
 
 def shared(pool: Pool | AsyncPool, name: str, make: Callable[[], T]) -> T:
@@ -136,7 +158,33 @@ def runner_pool(client: object) -> Pool | None:
     kind: Any = pool.connection_class
     # A class with its own can_read (fakeredis) has no socket.
     is_real = issubclass(kind, _Connection) and kind.can_read is _Connection.can_read
-    return cast("Pool", pool) if is_real else None
+    if not is_real:
+        return None
+    _known_pools.add(pool)
+    for sentinel in _sentinels_of(pool):
+        _known_pools.add(sentinel.connection_pool)
+    return cast("Pool", pool)
+
+
+_known_pools: Final[weakref.WeakSet[redis.ConnectionPool]] = weakref.WeakSet()
+
+
+def _unlock_pools_after_fork() -> None:
+    """Give the pools of a forked child locks that are free.
+
+    Another thread of the parent may have been in a pool during the fork. It does not exist in the
+    child, so its lock is never released. redis-py 8 acquires that lock when it notices the fork.
+    """
+    for pool in list(_known_pools):
+        state: dict[str, Any] = pool.__dict__
+        for name in ("_lock", "_fork_lock"):
+            state[name] = threading.RLock()
+        if "_locked" in state:  # a blocking pool's note that it holds the lock
+            state["_locked"] = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_pools_after_fork)
 
 
 def async_runner_pool(client: object) -> AsyncPool | None:
@@ -151,7 +199,69 @@ def async_runner_pool(client: object) -> AsyncPool | None:
 
 def take(pool: Pool) -> Connection:
     """Take a connection from the pool; it is connected and has no unread reply."""
-    return pool.get_connection(*_pool_arguments(pool))
+    return pool.get_connection(*_pool_arguments(type(pool)))
+
+
+def take_to_connect(pool: Pool, wait_s: float) -> Connection | None:
+    """Take a connection without connecting it. It has no unread reply. None: the pool is exhausted.
+
+    Waits at most so long for a connection of a pool that waits. A pool that does not wait raises
+    redis-py's MaxConnectionsError. For callers that connect within a time limit: the pool's own
+    method connects within the limits of the client, and waits as long as the pool says.
+    """
+    inner: Any = pool
+    if getattr(inner, "_in_maintenance", False):
+        return take(pool)
+    connection: Any = None
+    try:
+        inner._checkpid()
+        queue = getattr(inner, "pool", None)
+        if queue is None:
+            with inner._lock:
+                idle = inner._available_connections
+                connection = idle.pop() if idle else inner.make_connection()
+                inner._in_use_connections.add(connection)
+        else:
+            try:
+                connection = queue.get(block=True, timeout=wait_s)
+            except Empty:
+                return None
+            if connection is None:
+                connection = inner.make_connection()
+        _record_taken(pool)
+        if connection._sock is not None and _has_data(connection):
+            connection.disconnect()  # closed by the server, or with an unread reply
+    except BaseException:
+        if connection is not None:
+            release_if_in_use(pool, connection)
+        raise
+    return cast("Connection", connection)
+
+
+def _has_data(connection: Connection) -> bool:
+    try:
+        return connection.can_read(0)
+    except (redis.ConnectionError, redis.TimeoutError, OSError):
+        return True
+
+
+def _record_taken(pool: Pool) -> None:
+    """Count the connection as used, as the pool's own method does since redis-py 7."""
+    if _recorder is not None:
+        name = _attributes.get_pool_name(pool)
+        for state, change in (
+            (_attributes.ConnectionState.IDLE, -1),
+            (_attributes.ConnectionState.USED, 1),
+        ):
+            _recorder.record_connection_count(
+                pool_name=name, connection_state=state, counter=change
+            )
+
+
+def retry_policy(connection: Connection | AsyncConnection) -> RetryPolicy:
+    """The retry policy of the client, also while a deadline replaces it."""
+    policy: Any = getattr(connection, "__dict__", {}).get("retry") or connection.retry
+    return RetryPolicy(policy._retries, policy._supported_errors, policy._backoff.compute)
 
 
 def release_if_in_use(pool: Pool, connection: Connection) -> None:
@@ -167,12 +277,14 @@ def release_if_in_use(pool: Pool, connection: Connection) -> None:
 
 async def take_async(pool: AsyncPool) -> AsyncConnection:
     """The same for asyncio."""
-    return await pool.get_connection(*_pool_arguments(pool))
+    return await pool.get_connection(*_pool_arguments(type(pool)))
 
 
-def _pool_arguments(pool: Pool | AsyncPool) -> tuple[str, ...]:
+@lru_cache
+def _pool_arguments(kind: type[Pool | AsyncPool]) -> tuple[str, ...]:
     # Before redis-py 5.3 the pool requires a command name; since 5.3 it warns about one.
-    command = inspect.signature(pool.get_connection).parameters.get("command_name")
+    # Cached: to inspect the signature takes as long as taking the connection.
+    command = inspect.signature(kind.get_connection).parameters.get("command_name")
     return ("EVALSHA",) if command is not None and command.default is command.empty else ()
 
 
@@ -182,9 +294,11 @@ def private_connection(pool: Pool, timeout_s: float) -> Connection:
     return pool.connection_class(**settings, retry=_Retry(NoBackoff(), 0))
 
 
-def private_async_connection(pool: AsyncPool, timeout_s: float) -> AsyncConnection:
-    """The same for asyncio."""
-    settings = _bounded(pool.connection_kwargs, timeout_s)
+def private_async_connection(
+    pool: AsyncPool, timeout_s: float, **overrides: object
+) -> AsyncConnection:
+    """The same for asyncio. ``overrides`` replace settings of the pool."""
+    settings = _bounded({**pool.connection_kwargs, **overrides}, timeout_s)
     return pool.connection_class(**settings, retry=_AsyncRetry(NoBackoff(), 0))
 
 
@@ -197,14 +311,68 @@ def _bounded(settings: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     return bounded
 
 
-def packer() -> Callable[[Command], bytes] | None:
-    """Return hiredis's packer. redis-py's wrapper around it costs twice as much as the packing."""
-    try:
-        from hiredis import pack_command
-    except ImportError:
-        return None
-    pack: Callable[[Any], bytes] = pack_command
-    return pack
+def pipelined_connection(pool: AsyncPool) -> AsyncConnection:
+    """Make the connection that all short calls of one event loop share. It is not connected.
+
+    Protocol 2, and no notifications: a message that answers no request would break the order.
+    """
+    settings = {
+        name: value
+        for name, value in pool.connection_kwargs.items()
+        if "maint_notifications" not in name and name not in ("retry", "retry_on_error")
+    }
+    settings |= {"protocol": 2, "health_check_interval": 0}
+    return pool.connection_class(**settings, retry=_AsyncRetry(NoBackoff(), 0))
+
+
+def pool_retry_policy(pool: AsyncPool) -> RetryPolicy:
+    """The retry policy of the client."""
+    return retry_policy(pool.connection_class(**pool.connection_kwargs))
+
+
+def can_pipeline(pool: AsyncPool) -> bool:
+    """Whether ``adopt_transport`` and ``register`` will find what they need."""
+    slots = getattr(_AsyncConnection, "__slots__", ())
+    return {"_reader", "_writer"} <= set(slots) and hasattr(pool, "_in_use_connections")
+
+
+def adopt_transport(
+    connection: AsyncConnection, make: Callable[[asyncio.BaseProtocol], ProtocolT]
+) -> tuple[asyncio.Transport, ProtocolT, bytes]:
+    """Let another protocol receive what arrives. Also returns what has arrived already.
+
+    ``make`` makes it; its argument is the protocol that it replaces.
+
+    Keep the connection object as long as the transport is used: it closes it when it is collected.
+    """
+    inner: Any = connection
+    reader, transport = inner._reader, inner._writer.transport
+    protocol = make(transport.get_protocol())
+    transport.set_protocol(protocol)
+    return transport, protocol, bytes(reader._buffer)
+
+
+def drop_transport(connection: AsyncConnection, transport: Any, loop_is_closed: bool) -> None:
+    """Forget the transport of a connection, so that its end causes no warning."""
+    inner: Any = connection
+    inner._reader = inner._writer = None
+    if loop_is_closed and transport is not None:
+        # Its loop can no longer close it.
+        sock = getattr(transport, "_sock", None)
+        if sock is not None:
+            sock.close()
+            transport._sock = None
+
+
+def register(pool: AsyncPool, connection: AsyncConnection) -> None:
+    """Count the connection as one in use, so that closing the client closes it too."""
+    inner: Any = pool
+    inner._in_use_connections.add(connection)
+
+
+def unregister(pool: AsyncPool, connection: AsyncConnection) -> None:
+    inner: Any = pool
+    inner._in_use_connections.discard(connection)
 
 
 def describe_server(client: object) -> str:
@@ -222,15 +390,34 @@ def describe_server(client: object) -> str:
     database = f"database {settings.get('db') or 0}"
     service = getattr(pool, "service_name", None)
     if service is not None:
-        return f"the Sentinel service {service!r}, {database}"
+        places = sorted(_address_of(each) for each in _sentinels_of(pool))
+        return f"the Sentinel service {service!r} of {', '.join(places)}, {database}"
     if settings.get("path"):
         return f"{settings['path']}, {database}"
     return f"{_host_and_port(settings.get('host'), settings.get('port'))}, {database}"
 
 
+def _sentinels_of(pool: Any) -> list[Any]:
+    """The clients that ask the Sentinels for the master of this pool."""
+    return list(getattr(getattr(pool, "sentinel_manager", None), "sentinels", ()))
+
+
+def _address_of(client: Any) -> str:
+    settings = client.connection_pool.connection_kwargs
+    return _host_and_port(settings.get("host"), settings.get("port"))
+
+
 def _describe_cluster(client: Any) -> str:
+    if isinstance(client, ClusterOnFirstUse | AsyncNamedCluster):  # perhaps not connected yet
+        return f"the cluster of {client.syncguard_nodes}"
     node = client.get_default_node()
     return "" if node is None else f"the cluster of {_host_and_port(node.host, node.port)}"
+
+
+def discover_nodes(client: object) -> None:
+    """Let a client of a cluster find its nodes, if it connects on first use. Does I/O."""
+    if isinstance(client, ClusterOnFirstUse):
+        client.discover()
 
 
 def _host_and_port(host: object, port: object) -> str:
@@ -244,11 +431,22 @@ def socket_timeout_ms(pool: Pool | AsyncPool) -> float | None:
     return None if seconds is None else float(seconds) * 1000
 
 
-async def is_closed(connection: AsyncConnection) -> bool:
-    """Whether the server has closed a connection that we kept."""
-    await asyncio.sleep(0)  # the loop detects a closed socket only when it runs
-    reader = getattr(connection, "_reader", None)
-    return reader is None or reader.at_eof() or not connection.is_connected
+def socket_timeout_s(client: object) -> float | None:
+    """The same for a client, also of a cluster, in seconds; None also for a mock."""
+    settings: object
+    if isinstance(client, ClusterOnFirstUse):
+        settings = client.syncguard_options  # without a connection
+    elif isinstance(client, redis.RedisCluster | redis.asyncio.RedisCluster):
+        of_cluster: Any = client
+        settings = of_cluster.get_connection_kwargs()
+    else:
+        settings = getattr(getattr(client, "connection_pool", None), "connection_kwargs", None)
+    if not isinstance(settings, Mapping):
+        return None
+    # Without the setting, redis-py's default; since version 8 that is a limit.
+    kind: Any = redis.Connection
+    seconds = settings.get("socket_timeout", kind().socket_timeout)
+    return seconds if isinstance(seconds, int | float) else None
 
 
 def socket_of(connection: Connection) -> socket.socket:

@@ -1,6 +1,7 @@
 """Maps a failure of Redis to one of our error codes: by exception class, then by Redis's own code.
 
-Never by searching messages, because messages change. The order matters, because redis-py's
+Not by searching messages, because messages change. The one exception is a permission that is
+missing inside a script: Redis has no code for it. The order matters, because redis-py's
 AuthenticationError is a ConnectionError.
 """
 
@@ -24,6 +25,14 @@ FAULTS: Final = (
 """The exceptions of Redis, its client and the network. All others come from outside, for example
 from a time limit that ended during a call, and must reach the caller unchanged."""
 
+REDIRECTIONS: Final = (
+    redis_errors.AskError,
+    redis_errors.MovedError,
+    redis_errors.TryAgainError,
+    redis_errors.ClusterDownError,
+)
+"""This node of a cluster does not execute the request now: another one does, or will."""
+
 _BY_CLASS: Final[tuple[tuple[tuple[type[BaseException], ...], ErrorCode], ...]] = (
     (
         (
@@ -42,6 +51,7 @@ _BY_CLASS: Final[tuple[tuple[tuple[type[BaseException], ...], ErrorCode], ...]] 
             redis_errors.ReadOnlyError,
             redis_errors.ClusterError,
             redis_errors.RedisClusterException,
+            *REDIRECTIONS,
             OSError,
         ),
         "ServiceUnavailable",
@@ -73,6 +83,12 @@ _BY_REPLY: Final[dict[str, ErrorCode]] = {
 _INSIDE_SCRIPT: Final = re.compile(r"Error running script .*?@user_script: ?\d+: -?([A-Z]+)\b")
 _FIRST_WORD: Final = re.compile(r"-?([A-Z]+)\b")
 
+# Compared from the first character, so that no other text matches. Redis 7.2 and newer have
+# the first text, 7.0 and 6.2 the second. The code of both is ERR, which redis-py removes.
+_NO_PERMISSION_INSIDE_SCRIPT: Final = re.compile(
+    r"(?:Error running script .*?@user_script: ?\d+: (?:@user_script: ?\d+: )?)?"
+    r"(?:ERR )?(?:ACL failure in script: |The user executing the script can't (?:run|access) )"
+)
 
 _NOT_SERVING: Final[dict[str, type[redis_errors.RedisError]]] = {
     "READONLY": redis_errors.ReadOnlyError,
@@ -85,8 +101,14 @@ NOT_SERVING: Final = tuple(_NOT_SERVING.values())
 connection to the same address reaches the new primary; an old connection never does."""
 
 
+_NO_CONNECTION_LEFT: Final = "max number of clients reached"
+"""The server's words for a new connection above its ``maxclients``."""
+
+
 def error_code(error: BaseException) -> ErrorCode:
     """Return the code for an error of the client library or of the server."""
+    if isinstance(error, redis_errors.ConnectionError) and str(error) == _NO_CONNECTION_LEFT:
+        return "RateLimited"
     for classes, code in _BY_CLASS:
         if isinstance(error, classes):
             return code
@@ -105,10 +127,18 @@ def not_serving(error: BaseException) -> redis_errors.RedisError | None:
     return None if kind is None else kind(str(error))
 
 
+def is_redirection(error: BaseException) -> bool:
+    """Whether this is one of ``REDIRECTIONS``, also as an error without their classes."""
+    codes = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN")
+    return isinstance(error, REDIRECTIONS) or _reply_code(error) in codes
+
+
 def _reply_code(error: BaseException) -> str:
     if not isinstance(error, redis_errors.ResponseError):
         return ""
     text = str(error)
+    if _NO_PERMISSION_INSIDE_SCRIPT.match(text):
+        return "NOPERM"
     match = _INSIDE_SCRIPT.match(text) or _FIRST_WORD.match(text)
     return match[1] if match else ""
 

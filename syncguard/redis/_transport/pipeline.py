@@ -16,6 +16,7 @@ from redis.exceptions import ResponseError
 from syncguard.errors import LockError
 from syncguard.redis._transport.connections import Connection, Pool, release_if_in_use, take
 from syncguard.redis._transport.error_codes import FAULTS
+from syncguard.redis._transport.request_packing import pack
 from syncguard.redis._transport.runner import Runner
 from syncguard.redis.script_calls import Call
 
@@ -75,7 +76,7 @@ def _exchange(pool: Pool, calls: Sequence[Call[T]]) -> list[object]:
     try:
         try:
             connection = take(pool)
-            connection.send_packed_command(connection.pack_commands(map(_command, calls)))
+            connection.send_packed_command([pack(_command(call)) for call in calls])
             while len(replies) < len(calls):
                 replies.append(_reply(connection))
         finally:

@@ -7,27 +7,47 @@ and both raise every failure as a LockError.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import redis
 from redis.exceptions import NoScriptError
 
+from syncguard._backend.deadline import Deadline
+from syncguard._lock.sleeping_waiter import sleep
+from syncguard.clock import monotonic_ms
+from syncguard.redis._transport.bounded_connection import (
+    bind,
+    ends_in_time,
+    is_bound,
+    unbind,
+)
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     Connection,
     Pool,
     describe_server,
-    packer,
+    discover_nodes,
+    private_connection,
     release_if_in_use,
+    retry_policy,
     shared,
     socket_of,
     take,
+    take_to_connect,
 )
-from syncguard.redis._transport.error_codes import FAULTS, NOT_SERVING, lock_error, not_serving
+from syncguard.redis._transport.error_codes import (
+    FAULTS,
+    NOT_SERVING,
+    REDIRECTIONS,
+    lock_error,
+    not_serving,
+)
+from syncguard.redis._transport.request_packing import pack
 from syncguard.redis._transport.socket_polling import Poll, ReplySpin, poll_of
 from syncguard.redis.script_calls import Call
 
@@ -36,16 +56,21 @@ T = TypeVar("T")
 FRESH_FOR_S: Final = 1.0
 """A connection kept unused for longer than this is returned to the pool, which checks it."""
 
-_pack: Final = packer()
+POOL_WAIT_S: Final = 0.05
+"""How long a call with a deadline waits for a connection of an exhausted pool that waits.
+
+Then it opens one of its own: whoever has the connections may need this lock to go on.
+"""
+
 _CONNECTION_FAILURES: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
 _RECONNECT_AFTER: Final[tuple[type[Exception], ...]] = (*_CONNECTION_FAILURES, *NOT_SERVING)
 """After these errors the connection cannot be used again. A new one may work."""
 
 
 class Runner(Protocol):
-    """Runs calls, one round trip each."""
+    """Runs calls, one round trip each. With a deadline, only as long as it allows."""
 
-    def run(self, call: Call[T]) -> T: ...
+    def run(self, call: Call[T], deadline: Deadline | None = None) -> T: ...
 
     def close(self) -> None: ...
 
@@ -68,27 +93,44 @@ class ConnectionRunner:
         # The poll object of the last kept socket: making one costs as much as using it.
         self._last_poll: tuple[socket.socket | None, Poll] = (None, lambda _ms: ())
 
-    def run(self, call: Call[T]) -> T:
+    def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
         # An interrupt is raised where a function starts or has ended. So a connection is stored in
         # a variable as soon as it is taken, and one call, not a function of ours, keeps it.
         connection: Connection | None = None
-        clean, used_at = False, 0.0
+        clean, used_at, pooled = False, 0.0, True
+        own_class: type[Connection] | None = None
         try:
             try:
-                connection, poll = self._take(checked=call.if_resent is not None)
-                reply, resent = self._exchange(connection, call, poll)
+                connection, poll, pooled = self._take(
+                    checked=call.if_resent is not None, deadline=deadline
+                )
+                if deadline is not None:
+                    own_class = type(connection)
+                    # One request and one reply on a kept connection mostly need no other time-out
+                    # than their own; connecting, and the WAIT after a request, do.
+                    if poll is None or call.wait or not ends_in_time(connection, deadline):
+                        bind(connection, deadline)
+                reply, resent = self._exchange(connection, call, poll, deadline)
+                if own_class is not None and type(connection) is not own_class:
+                    unbind(connection, own_class)
                 clean, used_at = True, time.monotonic()
             except redis.ResponseError as error:
+                if own_class is not None and connection is not None and is_bound(connection):
+                    unbind(connection, own_class)
                 clean = not isinstance(error, NOT_SERVING)  # the reply was read
                 raise
             finally:
                 if connection is not None:
-                    if not clean:
+                    if own_class is not None:
+                        connection.__class__ = own_class  # in case unbind did not run
+                    if not clean or not pooled:
                         # Possibly interrupted between sending and reading: the next call must not
                         # read the reply to this one. If disconnect is interrupted too, the
                         # connection is not used again.
                         connection.disconnect()
-                    if self._keeps_one and not self._spare:
+                    if not pooled:
+                        pass
+                    elif self._keeps_one and not self._spare:
                         self._spare.append((connection, used_at))
                     else:
                         try:
@@ -107,16 +149,22 @@ class ConnectionRunner:
         while self._spare:
             self._pool.release(self._spare.pop()[0])
 
-    def _take(self, *, checked: bool) -> tuple[Connection, Poll | None]:
+    def _take(
+        self, *, checked: bool, deadline: Deadline | None
+    ) -> tuple[Connection, Poll | None, bool]:
         """Take a connection; if it is the kept one, also return its poll function.
+
+        The last value is False for a connection that does not belong to the pool.
 
         ``checked``: never return a connection that the server has closed. Needed for calls whose
         result is uncertain when they are sent twice.
         """
+        if deadline is not None:
+            deadline.left_s()
         try:
             connection, kept_at = self._spare.pop()
         except IndexError:
-            return take(self._pool), None
+            return self._take_from_pool(deadline)
         try:
             # In a forked child the socket belongs to the parent. redis-py's pool resets itself too.
             ours = connection.pid == os.getpid()
@@ -125,7 +173,7 @@ class ConnectionRunner:
                     poll = self._poll_of(socket_of(connection))
                     # Nothing was sent, so if there is something to read, the server closed it.
                     if not (checked and poll(0)):
-                        return connection, poll
+                        return connection, poll, True
             except redis.ConnectionError:
                 pass
             if ours:
@@ -133,7 +181,15 @@ class ConnectionRunner:
         except BaseException:
             release_if_in_use(self._pool, connection)
             raise
-        return take(self._pool), None
+        return self._take_from_pool(deadline)
+
+    def _take_from_pool(self, deadline: Deadline | None) -> tuple[Connection, Poll | None, bool]:
+        if deadline is None:
+            return take(self._pool), None, True
+        connection = take_to_connect(self._pool, min(POOL_WAIT_S, deadline.left_s()))
+        if connection is not None:
+            return connection, None, True
+        return private_connection(self._pool, deadline.left_s()), None, False
 
     def _poll_of(self, sock: socket.socket) -> Poll:
         known, poll = self._last_poll
@@ -143,14 +199,20 @@ class ConnectionRunner:
         return poll
 
     def _exchange(
-        self, connection: Connection, call: Call[T], poll: Poll | None
+        self, connection: Connection, call: Call[T], poll: Poll | None, deadline: Deadline | None
     ) -> tuple[object, bool]:
         try:
-            _send(connection, call)
             if poll is None:
+                connection.connect()  # before the call counts as sent
+                _send(connection, call)
+                return _read(connection, call), False
+            _send(connection, call)
+            if call.wait is not None:  # its reply takes as long as the replicas take
                 return _read(connection, call), False
             # Of several threads, only the one with the kept connection spins.
             sent_at = self._spin.spin(poll)
+            if not (deadline is None or is_bound(connection) or ends_in_time(connection, deadline)):
+                bind(connection, deadline)
             reply = _read(connection, call)
             self._spin.record_reply(sent_at)
             return reply, False
@@ -162,7 +224,45 @@ class ConnectionRunner:
             # it. Sending twice is safe: every call is idempotent.
             timed_out = isinstance(error, redis.TimeoutError | TimeoutError)
             fresh_try = isinstance(error, NOT_SERVING) or (poll is not None and not timed_out)
+            if deadline is not None:
+                if not is_bound(connection):
+                    bind(connection, deadline)
+                return self._retry_until(connection, call, error, deadline, counts=not fresh_try)
             return self._retry(connection, call, error, counts=not fresh_try)
+
+    def _retry_until(
+        self,
+        connection: Connection,
+        call: Call[T],
+        error: Exception,
+        deadline: Deadline,
+        *,
+        counts: bool,
+    ) -> tuple[object, bool]:
+        """As ``_retry``, as often and with the same pauses, but only until the deadline.
+
+        If the deadline would pass during a pause, the error is raised at once.
+        """
+        policy = retry_policy(connection)
+        failures = 1 if counts else 0
+        resent = not isinstance(error, NOT_SERVING)
+        while True:
+            if failures:
+                used_up = 0 <= policy.retries < failures
+                if used_up or not isinstance(error, policy.errors):
+                    raise error
+                pause_ms = policy.pause_s(failures) * 1000
+                if monotonic_ms() + pause_ms >= deadline.at_ms:
+                    raise error
+                sleep(pause_ms, deadline.signal)
+            try:
+                _send(connection, call)
+                return _read(connection, call), resent
+            except _RECONNECT_AFTER as next_error:
+                connection.disconnect()
+                error = next_error
+                failures += 1
+                resent = resent or not isinstance(error, NOT_SERVING)
 
     def _retry(
         self, connection: Connection, call: Call[T], error: Exception, *, counts: bool
@@ -189,24 +289,70 @@ class ConnectionRunner:
         return reply, resent
 
 
-def _send(connection: Connection, call: Call[Any]) -> None:
+def packed(call: Call[Any], *, with_text: bool = False) -> list[bytes]:
+    """The request, and the WAIT after it, if the call has one."""
     keys = call.keys
-    command = ("EVALSHA", call.script.sha, str(len(keys)), *keys, *call.args)
-    packed = [_pack(command)] if _pack else connection.pack_command(*command)
-    connection.send_packed_command(packed)
+    script = ("EVAL", call.script.text) if with_text else ("EVALSHA", call.script.sha)
+    request = pack((*script, str(len(keys)), *keys, *call.args))
+    return [request] if call.wait is None else [request, pack(call.wait)]
+
+
+def _send(connection: Connection, call: Call[Any]) -> None:
+    requests = packed(call)
+    call.may_be_sent = True
+    connection.send_packed_command(requests)
 
 
 def _read(connection: Connection, call: Call[Any]) -> object:
     try:
         try:
-            return connection.read_response(disable_decoding=True)
+            return _reply(connection, call)
         except NoScriptError:
             # After a restart or SCRIPT FLUSH: send the text, which also stores the script again.
-            keys = call.keys
-            connection.send_command("EVAL", call.script.text, str(len(keys)), *keys, *call.args)
-            return connection.read_response(disable_decoding=True)
+            connection.send_packed_command(packed(call, with_text=True))
+            return _reply(connection, call)
     except redis.ResponseError as error:
         raise not_serving(error) or error from None
+
+
+def _reply(connection: Connection, call: Call[Any]) -> object:
+    if call.wait is None:
+        return connection.read_response(disable_decoding=True)
+    try:
+        reply = connection.read_response(disable_decoding=True)
+    except redis.ResponseError:
+        with contextlib.suppress(redis.ResponseError):
+            connection.read_response(disable_decoding=True)  # WAIT's, or the next call would get it
+        raise
+    return reply, connection.read_response(disable_decoding=True)
+
+
+CLUSTER_ATTEMPTS: Final = 4
+"""As many as a client of a cluster makes by default."""
+
+
+def evalsha(call: Call[T]) -> tuple[str | int, ...]:
+    """The command that runs a script which the server has stored."""
+    return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
+
+
+def evaluate(call: Call[T]) -> tuple[str | int, ...]:
+    """The command that runs a script and stores it."""
+    return ("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
+
+
+def encoded(command: tuple[str | int, ...]) -> tuple[str | int | bytes, ...]:
+    """The command for the client's own methods, which would encode text as its settings say."""
+    name, *words = command
+    return name, *(word.encode() if isinstance(word, str) else word for word in words)
+
+
+def pair_of(replies: Sequence[object]) -> tuple[object, object]:
+    """The replies of the script and of WAIT. Raises the first error among them."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            raise reply
+    return replies[0], replies[1]
 
 
 class CommandRunner:
@@ -217,15 +363,86 @@ class CommandRunner:
         self._evalsha: Callable[..., object] | None = getattr(client, "evalsha", None)
         self._client = client
 
-    def run(self, call: Call[T]) -> T:
-        arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
+    def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        """The deadline is only checked before: the client has its own time-outs and retries."""
+        if deadline is not None:
+            deadline.left_s()
         try:
-            return call.read(self._reply(call, arguments))
+            discover_nodes(self._client)  # before may_be_sent: if this fails, nothing was sent
+            if call.wait is not None:
+                return call.read(self._acknowledged_reply(call))
+            if call.if_resent is None or not isinstance(self._client, redis.RedisCluster):
+                return call.read(self._reply(call))
+            reply, resent = self._reply_of_node(call)
+            result = call.read(reply)
+            return call.if_resent(reply, result) if resent else result
         except FAULTS as error:
             server = describe_server(self._client)
             raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
-    def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
+    def _reply_of_node(self, call: Call[T]) -> tuple[object, bool]:
+        """The reply, and whether the request was sent again after one without a reply.
+
+        The client resends too, but does not tell. It does not resend to a node that it was given.
+        """
+        client, resent = self._client, False
+        call.may_be_sent = True
+        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
+            node = client.get_node_from_key(call.keys[0])
+            try:
+                try:
+                    return client.execute_command(
+                        *encoded(evalsha(call)), target_nodes=node
+                    ), resent
+                except NoScriptError:
+                    return client.execute_command(
+                        *encoded(evaluate(call)), target_nodes=node
+                    ), resent
+            except _CONNECTION_FAILURES:
+                if not attempts_left:
+                    raise
+                resent = True
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    def _acknowledged_reply(self, call: Call[T]) -> tuple[object, object]:
+        """The reply of the script, and that of a WAIT on the same connection.
+
+        After a failure or a redirection the call also runs through the client, which then knows
+        the nodes again. Then it is sent to its node once more: every call may be sent twice, and
+        writes each time.
+        """
+        client = self._client
+        call.may_be_sent = True
+        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
+            node = client.get_node_from_key(call.keys[0])
+            pipeline = client.get_redis_connection(node).pipeline(transaction=False)
+            try:
+                replies = self._exchange(pipeline, evalsha(call), call)
+                if isinstance(replies[0], NoScriptError):
+                    replies = self._exchange(pipeline, evaluate(call), call)
+                return pair_of(replies)
+            except (*_CONNECTION_FAILURES, *REDIRECTIONS):
+                if not attempts_left:
+                    raise
+                self._reply(call)
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    @staticmethod
+    def _exchange(pipeline: Any, script: tuple[str | int, ...], call: Call[Any]) -> list[object]:
+        assert call.wait is not None
+        pipeline.execute_command(*encoded(script))
+        pipeline.execute_command(*call.wait)
+        replies: list[object] = pipeline.execute(raise_on_error=False)
+        return replies
+
+    def _reply(self, call: Call[T]) -> object:
+        # As bytes: the client would encode text as its own settings say.
+        arguments: tuple[bytes | int, ...] = (
+            len(call.keys),
+            *(key.encode() for key in call.keys),
+            *(arg.encode() for arg in call.args),
+        )
+        call.may_be_sent = True
         if self._evalsha is not None:
             try:
                 return self._evalsha(call.script.sha, *arguments)

@@ -1,30 +1,53 @@
-"""Runs a call on an asyncio connection: the asyncio version of ``runner``, with the same calls.
+"""Runs calls for asyncio: the asyncio version of ``runner``, with the same calls.
 
-A call that is cancelled between sending and reading closes its connection, so that no later call
-reads its reply. The caller has to handle that the server may have executed the call.
+``PipelinedRunner`` uses one connection for all calls of an event loop. ``AsyncConnectionRunner``
+takes connections of a small pool, whose limit the user chose. There, a call that is cancelled
+between sending and reading closes its connection, so that no later call reads its reply.
+``AsyncCommandRunner`` uses the client's commands, for clusters and for mocks.
+
+The caller has to handle that the server may have executed a call that was cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any, Final, Protocol, TypeVar
 
 import redis
+import redis.asyncio
+from redis.asyncio.cluster import PipelineCommand
 from redis.exceptions import NoScriptError
 
+from syncguard._backend.deadline import Deadline
+from syncguard.redis._transport.acknowledged_connection import AcknowledgedConnection
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncConnection,
     AsyncPool,
+    can_pipeline,
     describe_server,
-    is_closed,
     shared,
     take_async,
 )
-from syncguard.redis._transport.error_codes import FAULTS, NOT_SERVING, lock_error, not_serving
-from syncguard.redis._transport.runner import FRESH_FOR_S
+from syncguard.redis._transport.error_codes import (
+    FAULTS,
+    NOT_SERVING,
+    REDIRECTIONS,
+    lock_error,
+    not_serving,
+)
+from syncguard.redis._transport.pipelined_connection import PipelinedConnection
+from syncguard.redis._transport.runner import (
+    CLUSTER_ATTEMPTS,
+    encoded,
+    evalsha,
+    evaluate,
+    packed,
+    pair_of,
+)
+from syncguard.redis.replica_acknowledgement import ReplicaAcknowledgement
 from syncguard.redis.script_calls import Call
 
 T = TypeVar("T")
@@ -34,36 +57,41 @@ _RECONNECT_AFTER: tuple[type[Exception], ...] = (*_CONNECTION_FAILURES, *NOT_SER
 
 
 class AsyncRunner(Protocol):
-    """Runs calls, one round trip each."""
+    """Runs calls, one round trip each. With a deadline, only as long as it allows."""
 
-    async def run(self, call: Call[T]) -> T: ...
+    outlives_caller: bool
+    """Whether a call whose caller is cancelled goes on, and its connection stays usable."""
+
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T: ...
 
     async def close(self) -> None: ...
 
 
-class AsyncConnectionRunner:
-    """Runs calls on connections of the client's own pool. Keeps at most one between calls."""
+_abandoned: Final[list[PipelinedConnection]] = []
+"""The connections of a parent process: a forked child may neither use nor close them."""
 
-    def __init__(self, pool: AsyncPool) -> None:
+
+class PipelinedRunner:
+    """Runs all calls of an event loop on one connection. Each event loop has its own."""
+
+    outlives_caller = True
+
+    def __init__(self, pool: AsyncPool, wait: tuple[str, ...] | None = None) -> None:
         self._pool = pool
-        self._keeps_one = pool.max_connections >= LARGE_POOL
+        self._wait = wait
         # Shared by all backends on this pool.
-        self._spare: list[tuple[AsyncConnection, float]] = shared(pool, "spare", list)
+        self._connections: MutableMapping[asyncio.AbstractEventLoop, PipelinedConnection] = shared(
+            pool, "_".join(("pipelined", *(wait or ()))), dict
+        )
         self._server = describe_server(pool)
 
-    async def run(self, call: Call[T]) -> T:
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        loop = asyncio.get_running_loop()
+        connection = self._connections.get(loop)
+        if connection is None or not connection.is_usable():
+            connection = self._open(loop)
         try:
-            connection, reused = await self._take(checked=call.if_resent is not None)
-            try:
-                reply, resent = await self._exchange(connection, call, reused)
-            except BaseException as error:
-                # Possibly interrupted between sending and reading: the next call must not read the
-                # reply to this one.
-                if not isinstance(error, redis.ResponseError) or isinstance(error, NOT_SERVING):
-                    await connection.disconnect(nowait=True)
-                raise
-            finally:
-                await self._give(connection)
+            reply, resent = await connection.run(call, deadline)
             result = call.read(reply)
         except FAULTS as error:
             raise lock_error(
@@ -72,48 +100,90 @@ class AsyncConnectionRunner:
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
     async def close(self) -> None:
-        while self._spare:
-            await self._pool.release(self._spare.pop()[0])
+        connection = self._connections.pop(asyncio.get_running_loop(), None)
+        if connection is not None and connection.is_usable():
+            connection.close()
+            await asyncio.sleep(0)  # lets the loop close the socket
+        self._close_those_of_closed_loops()
 
-    async def _take(self, *, checked: bool) -> tuple[AsyncConnection, bool]:
-        if self._spare:
-            connection, kept_at = self._spare.pop()
-            fresh = time.monotonic() - kept_at <= FRESH_FOR_S
-            # As in ConnectionRunner: a call whose result is uncertain when it is sent twice needs a
-            # connection that is known to be open.
-            if fresh and not checked:
-                return connection, True
+    def _open(self, loop: asyncio.AbstractEventLoop) -> PipelinedConnection:
+        self._close_those_of_closed_loops()
+        connection = self._connections[loop] = (
+            PipelinedConnection(self._pool, loop)
+            if self._wait is None
+            else AcknowledgedConnection(self._pool, loop, self._wait)
+        )
+        return connection
+
+    def _close_those_of_closed_loops(self) -> None:
+        for loop, connection in list(self._connections.items()):
+            if not connection.is_usable():
+                _abandoned.append(connection)
+                del self._connections[loop]
+            elif loop.is_closed():
+                connection.close()
+                del self._connections[loop]
+
+
+class AcknowledgingRunner:
+    """Two connections for each event loop: WAIT blocks the one on which it was sent."""
+
+    outlives_caller = True
+
+    def __init__(self, plain: PipelinedRunner, acknowledged: PipelinedRunner) -> None:
+        self._plain = plain
+        self._acknowledged = acknowledged
+
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        runner = self._plain if call.wait is None else self._acknowledged
+        return await runner.run(call, deadline)
+
+    async def close(self) -> None:
+        await self._plain.close()
+        await self._acknowledged.close()
+
+
+class AsyncConnectionRunner:
+    """Runs calls on connections of the client's own pool, and keeps none between calls."""
+
+    outlives_caller = False
+
+    def __init__(self, pool: AsyncPool) -> None:
+        self._pool = pool
+        self._server = describe_server(pool)
+
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        return await within(deadline, self._run(call))
+
+    async def _run(self, call: Call[T]) -> T:
+        try:
+            connection = await take_async(self._pool)
             try:
-                closed = await is_closed(connection)
-            except BaseException:
-                # Cancelled before anything was sent: keep the connection. Do it without an await,
-                # which a second cancellation could interrupt. So two may be kept for a moment.
-                self._spare.append((connection, kept_at))
+                reply, resent = await self._exchange(connection, call)
+            except BaseException as error:
+                # Possibly interrupted between sending and reading: the next call must not read the
+                # reply to this one.
+                if not isinstance(error, redis.ResponseError) or isinstance(error, NOT_SERVING):
+                    await connection.disconnect(nowait=True)
                 raise
-            if closed:
-                # Disconnect here: redis-py's pool may not detect it, and would return it again.
-                await connection.disconnect(nowait=True)
-            elif fresh:
-                return connection, True
-            await self._pool.release(connection)
-        return await take_async(self._pool), False
+            finally:
+                await self._pool.release(connection)
+            result = call.read(reply)
+        except FAULTS as error:
+            raise lock_error(
+                error, server=self._server, key=call.key, lock_id=call.lock_id
+            ) from error
+        return call.if_resent(reply, result) if resent and call.if_resent else result
 
-    async def _give(self, connection: AsyncConnection) -> None:
-        if self._keeps_one and not self._spare:
-            self._spare.append((connection, time.monotonic()))
-        else:
-            await self._pool.release(connection)
+    async def close(self) -> None: ...
 
-    async def _exchange(
-        self, connection: AsyncConnection, call: Call[T], reused: bool
-    ) -> tuple[object, bool]:
+    async def _exchange(self, connection: AsyncConnection, call: Call[T]) -> tuple[object, bool]:
         try:
             return await _send_and_read(connection, call), False
         except _RECONNECT_AFTER as error:
             await connection.disconnect(nowait=True)
             # As in ConnectionRunner: the current server may not be the one of this connection.
-            timed_out = isinstance(error, redis.TimeoutError | TimeoutError | asyncio.TimeoutError)
-            fresh_try = isinstance(error, NOT_SERVING) or (reused and not timed_out)
+            fresh_try = isinstance(error, NOT_SERVING)
             return await self._retry(connection, call, error, counts=not fresh_try)
 
     async def _retry(
@@ -138,35 +208,130 @@ class AsyncConnectionRunner:
 
 
 async def _send_and_read(connection: AsyncConnection, call: Call[Any]) -> object:
-    script, keys = call.script, call.keys
-    await connection.send_command("EVALSHA", script.sha, str(len(keys)), *keys, *call.args)
+    if not connection.is_connected:
+        await connection.connect()
+    call.may_be_sent = True
+    await connection.send_packed_command(packed(call))
     try:
         try:
-            return await connection.read_response(disable_decoding=True)
+            return await _read(connection, call)
         except NoScriptError:
-            await connection.send_command("EVAL", script.text, str(len(keys)), *keys, *call.args)
-            return await connection.read_response(disable_decoding=True)
+            await connection.send_packed_command(packed(call, with_text=True))
+            return await _read(connection, call)
     except redis.ResponseError as error:
         raise not_serving(error) or error from None
 
 
+async def _read(connection: AsyncConnection, call: Call[Any]) -> object:
+    if call.wait is None:
+        return await connection.read_response(disable_decoding=True)
+    try:
+        reply = await connection.read_response(disable_decoding=True)
+    except redis.ResponseError:
+        with contextlib.suppress(redis.ResponseError):
+            await connection.read_response(disable_decoding=True)  # WAIT's
+        raise
+    return reply, await connection.read_response(disable_decoding=True)
+
+
+async def within(deadline: Deadline | None, run: Coroutine[Any, Any, T]) -> T:
+    """Run a call in a task of its own, and cancel that when the deadline has passed."""
+    if deadline is None:
+        return await run
+    task = asyncio.ensure_future(run)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=deadline.slice_s())
+    finally:
+        task.cancel()
+    return task.result()
+
+
 class AsyncCommandRunner:
     """Runs calls through the client's ``evalsha`` or, where a mock has none, ``eval``."""
+
+    outlives_caller = False
 
     def __init__(self, client: Any) -> None:
         self._eval: Callable[..., Awaitable[object]] = client.eval
         self._evalsha: Callable[..., Awaitable[object]] | None = getattr(client, "evalsha", None)
         self._client = client
 
-    async def run(self, call: Call[T]) -> T:
-        arguments: tuple[str | int, ...] = (len(call.keys), *call.keys, *call.args)
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        return await within(deadline, self._run(call))
+
+    async def _run(self, call: Call[T]) -> T:
         try:
-            return call.read(await self._reply(call, arguments))
+            clustered = isinstance(self._client, redis.asyncio.RedisCluster)
+            if clustered:  # it may not know its nodes yet; else it does nothing
+                await self._client.initialize()  # if this fails, nothing was sent
+            if call.wait is not None:
+                return call.read(await self._acknowledged_reply(call))
+            if call.if_resent is None or not clustered:
+                return call.read(await self._reply(call))
+            reply, resent = await self._reply_of_node(call)
+            result = call.read(reply)
+            return call.if_resent(reply, result) if resent else result
         except FAULTS as error:
             server = describe_server(self._client)
             raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
-    async def _reply(self, call: Call[T], arguments: tuple[str | int, ...]) -> object:
+    async def _reply_of_node(self, call: Call[T]) -> tuple[object, bool]:
+        """As ``CommandRunner`` does it."""
+        client, resent = self._client, False
+        call.may_be_sent = True
+        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
+            node = await self._node_of(call)
+            try:
+                try:
+                    return await client.execute_command(
+                        *encoded(evalsha(call)), target_nodes=node
+                    ), resent
+                except NoScriptError:
+                    node = await self._node_of(call)
+                    return await client.execute_command(
+                        *encoded(evaluate(call)), target_nodes=node
+                    ), resent
+            except _CONNECTION_FAILURES:
+                if not attempts_left:
+                    raise
+                resent = True
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    async def _node_of(self, call: Call[T]) -> Any:
+        """The node of a call, by a map that the client has refreshed if it has to.
+
+        A node from before that may have left the map. A connection that is then opened to it is
+        never closed: redis-py warns of an "Unclosed ClusterNode object".
+        """
+        await self._client.initialize()
+        return self._client.get_node_from_key(call.keys[0])
+
+    async def _acknowledged_reply(self, call: Call[T]) -> tuple[object, object]:
+        """As ``CommandRunner`` does it."""
+        call.may_be_sent = True
+        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
+            node = await self._node_of(call)
+            try:
+                replies = await _exchange(node, evalsha(call), call)
+                if isinstance(replies[0], NoScriptError):
+                    node = await self._node_of(call)
+                    replies = await _exchange(node, evaluate(call), call)
+                return pair_of(replies)
+            except (*_CONNECTION_FAILURES, *REDIRECTIONS):
+                if not attempts_left:
+                    raise
+                await self._reply(call)
+        raise AssertionError("unreachable")  # pragma: no cover
+
+    async def _reply(self, call: Call[T]) -> object:
+        # As bytes: the client would encode text as its own settings say.
+        arguments: tuple[bytes | int, ...] = (
+            len(call.keys),
+            *(key.encode() for key in call.keys),
+            *(arg.encode() for arg in call.args),
+        )
+        call.may_be_sent = True
         if self._evalsha is not None:
             try:
                 return await self._evalsha(call.script.sha, *arguments)
@@ -175,3 +340,26 @@ class AsyncCommandRunner:
         return await self._eval(call.script.text, *arguments)
 
     async def close(self) -> None: ...
+
+
+async def _exchange(node: Any, script: tuple[str | int, ...], call: Call[Any]) -> list[object]:
+    """Send a script and WAIT on one connection of a cluster's node."""
+    assert call.wait is not None
+    sent = [PipelineCommand(0, *encoded(script)), PipelineCommand(1, *call.wait)]
+    await node.execute_pipeline(sent)
+    return [command.result for command in sent]
+
+
+def async_runner(
+    client: Any, pool: AsyncPool | None, acknowledgement: ReplicaAcknowledgement | None = None
+) -> AsyncRunner:
+    """The runner for a client: ``pool`` is its pool, if its connections are real sockets."""
+    if pool is None:
+        return AsyncCommandRunner(client)
+    large = pool.max_connections >= LARGE_POOL
+    if not (large and can_pipeline(pool)):
+        return AsyncConnectionRunner(pool)
+    plain = PipelinedRunner(pool)
+    if acknowledgement is None:
+        return plain
+    return AcknowledgingRunner(plain, PipelinedRunner(pool, acknowledgement.wait))

@@ -15,9 +15,11 @@
 -- ARGV[5] floor     "clock": raise the counter to at least the server time * 10; or empty
 -- ARGV[6] fenceMax  the largest fence that may be returned
 -- ARGV[7] waitMs    optional: the caller will wait this long if refused, so set the flag
+-- ARGV[8] spentIds  optional: ",id,id,": ids of acquires of this process that got no reply. No code
+--                   holds a lock with such an id: replace it
 --
 -- returns {1, fence, expiresAtMs}   acquired
---         0                         held by another holder
+--         0                         held by another holder; or this lock id was undone
 --         {0, remainingMs}          the same, for a caller that will wait (-1: no expiry known)
 --         {-1}                      the counter is at its maximum; only the counter was written
 local call = redis.call
@@ -29,9 +31,12 @@ if held then
   local data = cjson.decode(held)
   -- This lock id is already stored: the client sent the request twice, because it lost the reply.
   if data.lockId == ARGV[1] then
+    -- The same expiry again: WAIT on this connection then also waits for the first request.
+    call('PEXPIREAT', KEYS[1], string.format('%.0f', data.expiresAtMs))
     return {1, data.fence, data.expiresAtMs}
   end
-  if data.expiresAtMs > nowMs - ARGV[3] then
+  local isSpent = ARGV[8] and string.find(ARGV[8], ',' .. tostring(data.lockId) .. ',', 1, true)
+  if not isSpent and data.expiresAtMs > nowMs - ARGV[3] then
     local waitMs = tonumber(ARGV[7])
     if not waitMs then
       return 0
@@ -53,10 +58,30 @@ end
 if number > tonumber(ARGV[6]) then
   return {-1}
 end
--- Locks that expired without a release are still in the sorted set. Remove them at every 64th new
--- counter, and at every 64th fence of a counter.
-if (isNew and call('INCR', KEYS[5]) or number) % 64 == 0 then
-  call('ZREMRANGEBYSCORE', KEYS[4], '-inf', nowMs)
+if isNew then
+  call('INCR', KEYS[5])
+end
+-- Locks that expired without a release are still in the sorted set. About every 32nd acquire removes
+-- the oldest of them: 8 times as many as acquires can add, and few enough not to block the server.
+-- Chosen by the time, because counters that grow in step would all skip it together.
+if nowMs % 32 == 0 then
+  local names = call('ZRANGEBYSCORE', KEYS[4], '-inf', nowMs, 'LIMIT', 0, 256)
+  if #names > 0 then
+    local stored = call('MGET', unpack(names))
+    local gone = {}
+    for i, name in ipairs(names) do
+      -- A client in another language has extended it, and does not know the set.
+      local expiry = stored[i] and string.match(stored[i], '"expiresAtMs":(%d+)')
+      if expiry and tonumber(expiry) > nowMs then
+        call('ZADD', KEYS[4], expiry, name)
+      else
+        gone[#gone + 1] = name
+      end
+    end
+    if #gone > 0 then
+      call('ZREM', KEYS[4], unpack(gone))
+    end
+  end
 end
 
 local fence = string.format('%015.0f', number)
@@ -66,7 +91,10 @@ local expiry = string.format('%.0f', expiresAtMs)
 local record = ARGV[4] .. ',"expiresAtMs":' .. expiry
   .. string.format(',"acquiredAtMs":%.0f,"fence":"%s"}', nowMs, fence)
 -- PXAT, not PX: on Redis 6.2 the time can change between two commands with a relative expiry.
+-- The index first, and only if it is new: undo.lua has left a tombstone there if it came earlier.
+if not call('SET', KEYS[2], KEYS[1], 'NX', 'PXAT', expiry) then
+  return 0
+end
 call('SET', KEYS[1], record, 'PXAT', expiry)
-call('SET', KEYS[2], KEYS[1], 'PXAT', expiry)
 call('ZADD', KEYS[4], expiry, KEYS[1])
 return {1, fence, expiresAtMs}

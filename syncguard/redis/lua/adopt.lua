@@ -18,6 +18,8 @@ if not lockKey then
   if held then
     local data = cjson.decode(held)
     if data.lockId == ARGV[2] then
+      -- The same expiry again: WAIT on this connection then also waits for the first request.
+      redis.call('PEXPIREAT', lockKey, string.format('%.0f', data.expiresAtMs))
       return {1, data.fence, data.expiresAtMs, data.key}
     end
   end
@@ -42,8 +44,11 @@ if ARGV[4] ~= '' then
   data.holder = ARGV[4]
 end
 local expiry = string.format('%.0f', data.expiresAtMs)
+-- Only if it is new: undo.lua has left a tombstone there if it came earlier.
+if not redis.call('SET', KEYS[2], lockKey, 'NX', 'PXAT', expiry) then
+  return -1
+end
 redis.call('SET', lockKey, cjson.encode(data), 'PXAT', expiry)
 redis.call('DEL', KEYS[1])
-redis.call('SET', KEYS[2], lockKey, 'PXAT', expiry)
 redis.call('ZADD', KEYS[3], expiry, lockKey)
 return {1, data.fence, data.expiresAtMs, data.key}

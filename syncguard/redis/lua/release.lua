@@ -17,7 +17,9 @@ if not lockKey then
 end
 local held = call('GET', lockKey)
 if not held then
-  call('DEL', KEYS[1])
+  if lockKey ~= KEYS[1] .. ':undone' then  -- a tombstone of undo.lua stays
+    call('DEL', KEYS[1])
+  end
   return -1
 end
 local data = cjson.decode(held)
