@@ -3,8 +3,10 @@
 - Required: ``LockBackend``, or ``AsyncLockBackend``. ``Lockable`` and ``AsyncLockable`` add the
   method ``lock`` and set ``is_async``.
 - Required of a class that is used in URLs and settings: ``BackendClass``.
-- Optional, one protocol for each part: ``Wakeable``, ``OpensExtendChannel``, ``ReleasesMany``,
-  ``TurnGiver``, ``ListsLocks``, ``ReportsHealth``, ``ReadsLocation``, and their asyncio versions.
+- Optional, one protocol for each part: ``Wakeable``, ``BoundedWaiter``, ``AcquiresUntil``,
+  ``OpensExtendChannel``, ``SpreadsLocks``, ``ReleasesMany``, ``Undoes``, ``TurnGiver``,
+  ``ListsLocks``, ``ReportsHealth``, ``ReadsLocation``, ``HasOwnSettings``, and their asyncio
+  versions.
 - Values and checks: arguments, results, and the functions that check input before any I/O.
 
 ``syncguard.testing.LockBackendConformance`` is the test suite that checks a backend.
@@ -12,8 +14,10 @@
 
 from __future__ import annotations
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.listing_and_health import (
     AsyncListsLocks,
+    AsyncReportsHealth,
     Health,
     ListsLocks,
     LockPage,
@@ -26,20 +30,31 @@ from syncguard._backend.listing_and_health import (
 )
 from syncguard._backend.optional import (
     DEFAULT_MAX_DELAY_MS,
+    AcquiresUntil,
+    AsyncAcquiresUntil,
+    AsyncBoundedWaiter,
     AsyncExtendChannel,
     AsyncOpensExtendChannel,
+    AsyncSpreadsLocks,
     AsyncWaiter,
     AsyncWakeable,
+    BoundedWaiter,
     ExtendChannel,
     Extension,
+    LockMoved,
+    NeedsSetup,
     OpensExtendChannel,
+    ProtectsTransactions,
     Refusal,
     ReleasesMany,
+    SpreadsLocks,
     Turn,
     TurnGiver,
+    Undoes,
     Waiter,
     Wakeable,
     release_many,
+    undo,
 )
 from syncguard._backend.required import (
     AsyncLockBackend,
@@ -51,13 +66,15 @@ from syncguard._backend.settings import (
     Finding,
     FindingKind,
     GivenLocation,
+    HasOwnSettings,
     Location,
     ReadsLocation,
     SettingProblem,
+    own_settings_of,
     plain_location,
 )
 from syncguard._lock.handles import Acquired, AsyncAcquired
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard.clock import holder_clock_ms, is_live
 from syncguard.constants import (
     DEFAULT_KEY_PREFIX,
@@ -103,17 +120,24 @@ __all__ = [
     "FENCE_WARN",
     "TIME_TOLERANCE_MS",
     "Acquired",
+    "AcquiresUntil",
     "AsyncAcquired",
+    "AsyncAcquiresUntil",
+    "AsyncBoundedWaiter",
     "AsyncExtendChannel",
     "AsyncListsLocks",
     "AsyncLockBackend",
     "AsyncLockable",
     "AsyncOpensExtendChannel",
+    "AsyncReportsHealth",
+    "AsyncSpreadsLocks",
     "AsyncWaiter",
     "AsyncWakeable",
     "BackendCapabilities",
     "BackendClass",
+    "BoundedWaiter",
     "Contended",
+    "Deadline",
     "Disposal",
     "ErrorContext",
     "ExtendChannel",
@@ -122,6 +146,7 @@ __all__ = [
     "Finding",
     "FindingKind",
     "GivenLocation",
+    "HasOwnSettings",
     "Health",
     "InvalidArgument",
     "ListsLocks",
@@ -130,11 +155,14 @@ __all__ = [
     "LockError",
     "LockInfo",
     "LockInfoDebug",
+    "LockMoved",
     "LockPage",
     "Lockable",
+    "NeedsSetup",
     "NotAdopted",
     "OnReleaseError",
     "OpensExtendChannel",
+    "ProtectsTransactions",
     "ReadsLocation",
     "RedactedUrl",
     "Refusal",
@@ -144,8 +172,10 @@ __all__ = [
     "Secret",
     "SettingProblem",
     "Signal",
+    "SpreadsLocks",
     "Turn",
     "TurnGiver",
+    "Undoes",
     "Waiter",
     "Wakeable",
     "Wanted",
@@ -161,9 +191,11 @@ __all__ = [
     "make_storage_key",
     "normalize_and_validate_key",
     "offers",
+    "own_settings_of",
     "plain_location",
     "release_many",
     "sanitized",
+    "undo",
     "validate_count",
     "validate_holder",
     "validate_lock_id",

@@ -42,9 +42,30 @@ GROUP: Final = "syncguard.backends"
 DEFAULT_BACKEND: Final = "syncguard.redis.RedisBackend"
 """Used if the settings contain neither a class nor a URL."""
 
-_REDIS: Final = (DEFAULT_BACKEND, "redis")
-BUILT_IN: Final = {"redis": _REDIS, "rediss": _REDIS, "unix": _REDIS}
-"""For each scheme: the class, and the package that it needs."""
+_REDIS: Final = (DEFAULT_BACKEND, "needs the package redis: pip install redis")
+_POSTGRES: Final = (
+    "syncguard.postgres.PostgresBackend",
+    'needs the package psycopg: pip install "syncguard[postgres]"',
+)
+BUILT_IN: Final = {
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "unix": _REDIS,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+    "sqlite": (
+        "syncguard.sqlite.SQLiteBackend",
+        "needs the module sqlite3 of the standard library, and this Python was built without it",
+    ),
+    "memory": ("syncguard.memory.MemoryBackend", "cannot be imported"),
+}
+"""For each scheme: the class, and the end of the sentence if it cannot be imported."""
+
+_MISSING_DRIVERS: Final = dict(BUILT_IN.values())
 
 
 def from_url(url: str, *, key_prefix: str = DEFAULT_KEY_PREFIX, **options: object) -> LockBackend:
@@ -107,12 +128,18 @@ def _class_of(name: str) -> type[BackendClass]:
     if not isinstance(name, str) or not name:
         raise invalid_argument("a backend's name is the scheme of a URL or a dotted path")
     if "." in name:
-        return _checked(_imported(name, f"{name} cannot be imported; is its package installed?"))
+        missing = _missing_driver(name) or "cannot be imported; is its package installed?"
+        return _checked(_imported(name, f"{name} {missing}"))
     if name in BUILT_IN:
-        path, package = BUILT_IN[name]
-        missing = f"{name}:// needs the package {package}: pip install {package}"
-        return _checked(_imported(path, missing))
+        path, missing = BUILT_IN[name]
+        return _checked(_imported(path, f"{name}:// {missing}"))
     return _checked(_from_entry_point(name))
+
+
+def _missing_driver(path: str) -> str | None:
+    """What a class of SyncGuard's own needs, by its dotted path or that of its twin."""
+    module, _, name = path.rpartition(".")
+    return _MISSING_DRIVERS.get(f"{module}.{name.removeprefix('Async')}")
 
 
 def _imported(path: str, missing: str) -> object:

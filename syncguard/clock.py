@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from syncguard.constants import TIME_TOLERANCE_MS
+from syncguard.errors import invalid_argument
 
 __all__ = [
     "TIME_TOLERANCE_MS",
@@ -21,13 +22,21 @@ __all__ = [
 
 def is_live(expires_at_ms: int, now_ms: int, tolerance_ms: int = TIME_TOLERANCE_MS) -> bool:
     """Whether a lock that expires at ``expires_at_ms`` counts as held at ``now_ms``."""
-    return expires_at_ms > now_ms - tolerance_ms
+    try:
+        return bool(expires_at_ms > now_ms - tolerance_ms)
+    except TypeError:
+        raise invalid_argument("times must be whole numbers of milliseconds") from None
 
 
 def redis_server_time_ms(time_reply: tuple[int | str | bytes, int | str | bytes]) -> int:
     """Milliseconds since the epoch from the two parts of Redis's TIME (seconds, microseconds)."""
-    seconds, microseconds = time_reply
-    return int(seconds) * 1000 + int(microseconds) // 1000
+    try:
+        seconds, microseconds = time_reply
+        return int(seconds) * 1000 + int(microseconds) // 1000
+    except (TypeError, ValueError, OverflowError):
+        raise invalid_argument(
+            "Redis's TIME is a pair: whole seconds and whole microseconds"
+        ) from None
 
 
 # CLOCK_BOOTTIME runs while the machine is suspended, and so does the TTL on the server. The plain

@@ -23,7 +23,14 @@ from typing import Final
 from syncguard._lock.held import Held, call_on_lost
 from syncguard.types import Fence
 
-__all__ = ["call_on_lost", "current_fence", "current_lock", "held_here", "held_locks"]
+__all__ = [
+    "call_on_lost",
+    "current_fence",
+    "current_lock",
+    "held_here",
+    "held_locks",
+    "running_code",
+]
 
 
 class Block:
@@ -42,14 +49,14 @@ class Block:
         self.reentered = reentered
         """The outer block, if this block entered its lock again. Only the outer block releases."""
         is_plain = _get_running_loop() is None and "greenlet" not in _modules
-        self._owner: object = get_ident() if is_plain else _running_code()
+        self._owner: object = get_ident() if is_plain else running_code()
         outer = innermost.get()
         self._outer = outer if outer is None or not outer.is_left else outer.outer
 
     @property
     def is_held(self) -> bool:
         """Whether this process holds the lock: it is not released, and not a forked parent's."""
-        if self.is_left or self.held.in_forked_child:
+        if self.is_left or self.held.ended_late is not None or self.held.in_forked_child:
             return False
         return self.reentered is None or self.reentered.is_held
 
@@ -66,7 +73,7 @@ class Block:
         return (
             self.key == key
             and _unwrapped(self.backend) is _unwrapped(backend)
-            and self._owner == _running_code()
+            and self._owner == running_code()
         )
 
     def leave(self) -> None:
@@ -123,7 +130,7 @@ def current_fence() -> Fence | None:
     return None if held is None else held.fence
 
 
-def _running_code() -> object:
+def running_code() -> object:
     """What runs now: the asyncio task, else the greenlet, else the thread."""
     loop = _get_running_loop()
     if loop is not None and (task := asyncio.current_task(loop)) is not None:

@@ -85,6 +85,7 @@ def release_together(late: Iterable[LateRelease]) -> list[Held]:
     for one in not_inherited:
         if one._lock._watch is not None:
             heartbeat.unwatch(one._lock._watch)
+        one.held.end()
     by_backend: dict[int, list[LateRelease]] = {}
     for one in not_inherited:
         by_backend.setdefault(id(one.backend), []).append(one)

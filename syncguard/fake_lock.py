@@ -13,7 +13,7 @@ from typing import Final
 
 from syncguard._lock.handles import Grant
 from syncguard._lock.held import Held
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import MAX_TTL_MS
 from syncguard.current import Block, block_here, innermost
@@ -34,6 +34,8 @@ def fake_lock(key: str) -> Iterator[Held]:
         yield held
     finally:
         block.leave()
+        if around is None:
+            held.end()
 
 
 def _held(key: str) -> Held:

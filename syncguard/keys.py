@@ -25,8 +25,10 @@ from syncguard.constants import (
     MAX_TTL_MS,
 )
 from syncguard.errors import invalid_argument
+from syncguard.newer_code_points import RANGES
 
 _LOCK_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
+_RESERVED: Final = ("fence", "id")
 _MASK: Final = 0xFFFFFFFF
 _HASHES: Final = ((31, 1), (127, 3), (2047, 7))
 _BLOCK: Final = 512
@@ -35,6 +37,14 @@ _POWERS: Final = {
 }
 _DIGEST_BYTES: Final = 16
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+_UNKNOWN_HERE: Final = frozenset(
+    char
+    for first, last in RANGES
+    for char in map(chr, range(first, last + 1))
+    if unicodedata.category(char) == "Cn"
+)
+"""What another Python or language may normalise in another way: this Python does not know it."""
+
 _KEY_TOO_LONG: Final = f"a key must have at most {MAX_KEY_LENGTH_BYTES} bytes of UTF-8"
 
 
@@ -48,14 +58,59 @@ def normalize_and_validate_key(key: str) -> str:
         # NFC joins at most four code points into one, so this key is too long in any case.
         # Normalising megabytes first would let an attacker waste our time.
         raise invalid_argument(_KEY_TOO_LONG)
+    if "\0" in key:
+        # PostgreSQL cannot store it as text. Refused everywhere, so that keys are portable.
+        raise invalid_argument("a key must not contain a NUL character")
     if key.isascii():  # one byte per character, and in NFC already
         if len(key) > MAX_KEY_LENGTH_BYTES:
             raise invalid_argument(_KEY_TOO_LONG)
         return key
+    check_known(key, "a key")
     normalized = unicodedata.normalize("NFC", key)
     if len(_utf8(normalized, "a key")) > MAX_KEY_LENGTH_BYTES:
         raise invalid_argument(_KEY_TOO_LONG)
     return normalized
+
+
+def refuse_reserved_key(normalized: str) -> None:
+    """Raise ``InvalidArgument`` for a key that could be the name of another lock's counter."""
+    for word in _RESERVED:
+        if normalized.startswith(word + ":"):
+            raise invalid_argument(
+                f"a key must not start with '{word}:': SyncGuard uses these names itself"
+            )
+
+
+def validate_key_prefix(prefix: str) -> str:
+    """The prefix without colons at its end. Raises ``InvalidArgument``, also if not in NFC."""
+    if not isinstance(prefix, str):
+        raise invalid_argument(f"key_prefix must be a str, not {type(prefix).__name__}")
+    if "\0" in prefix:
+        raise invalid_argument("key_prefix must not contain a NUL character")
+    _utf8(prefix, "key_prefix")
+    check_known(prefix, "key_prefix")
+    if not unicodedata.is_normalized("NFC", prefix):
+        raise invalid_argument(
+            "key_prefix must be in Unicode NFC: clients in other languages use it unchanged, and"
+            " would not see these locks"
+        )
+    stripped = prefix.rstrip(":")
+    if any(segment in _RESERVED for segment in stripped.split(":")):
+        raise invalid_argument(
+            "key_prefix must not contain a segment 'fence' or 'id': a lock and a fence counter"
+            " could then have the same name, and cleanup could delete the counter"
+        )
+    return stripped
+
+
+def check_known(text: str, what: str) -> None:
+    """Raise InvalidArgument if two programs could normalise this text to two different names."""
+    if not _UNKNOWN_HERE.isdisjoint(text):
+        raise invalid_argument(
+            f"{what} contains a character that is newer than Unicode"
+            f" {unicodedata.unidata_version}, the version of this Python: another program could"
+            " normalise it in another way, and both would hold the lock"
+        )
 
 
 def make_storage_key(prefix: str, key: str, limit_bytes: int, reserve_bytes: int) -> str:
@@ -64,6 +119,10 @@ def make_storage_key(prefix: str, key: str, limit_bytes: int, reserve_bytes: int
     ``reserve_bytes`` stays free for what the backend appends to the name. The hash is the
     first 128 bits of SHA-256 over the full prefixed key, in base64url without padding.
     """
+    _require_str("a prefix", prefix)
+    _require_str("a key", key)
+    validate_count("limit_bytes", limit_bytes)
+    validate_count("reserve_bytes", reserve_bytes)
     head = unicodedata.normalize("NFC", prefix).rstrip(":")
     head = f"{head}:" if head else ""
     full = head + unicodedata.normalize("NFC", key)
@@ -118,6 +177,9 @@ def keyed_hash(secret: bytes, value: str) -> str:
 
     For a secret that is a ``str``, pass its UTF-8.
     """
+    if not isinstance(secret, bytes):
+        raise invalid_argument(f"secret must be bytes, not {type(secret).__name__}")
+    _require_str("value", value)
     message = unicodedata.normalize("NFC", value).encode("utf-8", "surrogatepass")
     return hmac.digest(secret, message, "sha256").hex()[:24]
 
@@ -128,7 +190,7 @@ def display_hash(secret: str | bytes | None) -> Callable[[str], str]:
         return hash_key
     if not isinstance(secret, str | bytes) or not secret:
         raise invalid_argument("hash_secret must be a non-empty str or bytes")
-    key = secret.encode() if isinstance(secret, str) else secret
+    key = _utf8(secret, "hash_secret") if isinstance(secret, str) else secret
     return lambda value: keyed_hash(key, value)
 
 
@@ -186,6 +248,11 @@ def format_fence(value: int) -> str:
     if type(value) is not int or not 0 <= value < 10**FENCE_DIGITS:
         raise invalid_argument(f"a fence is a whole number of at most {FENCE_DIGITS} digits")
     return f"{value:0{FENCE_DIGITS}d}"
+
+
+def _require_str(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise invalid_argument(f"{what} must be a str, not {type(value).__name__}")
 
 
 def _utf8(text: str, what: str) -> bytes:

@@ -1,7 +1,7 @@
 """``lock()``: acquire with retries, hold, release however the block ends. Blocking.
 
-``acquiring``, ``options`` and ``schedule`` decide what to do; this module calls the backend and
-blocks. ``lock_async`` does the same for asyncio.
+``acquire_with_retries``, ``options`` and ``schedule`` decide what to do; this module calls the
+backend and blocks. ``lock_async`` does the same for asyncio.
 """
 
 from __future__ import annotations
@@ -9,32 +9,34 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.optional import Refusal, Waiter
 from syncguard._backend.required import LockBackend, check_signal
 from syncguard._heartbeat import heartbeat
 from syncguard._heartbeat.heartbeat_thread import Watch
 from syncguard._heartbeat.on_lost import announce
 from syncguard._lock.acquire_with_retries import Acquiring, Attempt, acquiring
+from syncguard._lock.block_state import OneBlock, lock_lost, must_release, was_lost
+from syncguard._lock.decorated_function import check_decorated, checked_result
 from syncguard._lock.handles import Acquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, lock_lost, must_release, was_lost
 from syncguard._lock.options import (
     Options,
     check_backend,
-    check_decorated,
-    checked_result,
     granted_too_late,
     in_use_error,
     may_enter,
 )
-from syncguard._lock.release_on_exit import check_callback
-from syncguard._lock.sleeping_waiter import open_waiter
+from syncguard._lock.release_after_block import check_callback
+from syncguard._lock.sleeping_waiter import attempt, open_waiter
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
-from syncguard.errors import LockError, is_interrupt
+from syncguard.errors import LockError, NetworkTimeout, is_interrupt
 from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.traceback_locals import clear_locals, hides_arguments
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@hides_arguments
 def lock(
     backend: LockBackend,
     key: str,
@@ -142,6 +145,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
             if waiter is not None and is_interrupt(error):
                 # The last attempt may have acquired the lock, and nothing else would release it.
                 waiter.undo()
+            clear_locals(error)
             raise
 
     def __exit__(
@@ -162,7 +166,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
             self._reset()
             if held and block and must_release(held, block) and is_interrupt(interrupt):
                 with contextlib.suppress(LockError):
-                    self._release_or_keep(held)
+                    self._release_of(held)()
             raise
         if lost:
             announce(held)
@@ -173,26 +177,28 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         """Stop extending the lock and release it, or keep it. True: it was lost before."""
         if self._watch is not None:
             heartbeat.unwatch(self._watch)
-        options, known_lost = self._options, held.known_lost
+        held.end()
+        options = self._options
         released = options.disposal_of(self._backend.disposal, held).release(
-            lambda: self._release_or_keep(held), lambda: options.release_context(held)
+            self._release_of(held), partial(options.release_context, held)
         )
-        return was_lost(held, known_lost, released)
+        return was_lost(held, released)
 
-    def _release_or_keep(self, held: Held) -> ReleaseResult:
+    def _release_of(self, held: Held) -> Callable[[], ReleaseResult]:
+        """The function that ends the hold on the server."""
         answer, self._answer = self._answer, None
-        if isinstance(answer, LockError):
-            raise answer
         if answer is not None:
-            return answer
-        if held.kept is None:
-            return self._backend.release(held.lock_id)
-        (ttl_ms,) = held.kept
+            return partial(_known_result, answer)
+        if held.kept is not None:
+            return partial(self._keep, held.lock_id, *held.kept)
+        return partial(self._backend.release, held.lock_id)
+
+    def _keep(self, lock_id: str, ttl_ms: int | None) -> ReleaseResult:
         if ttl_ms is None:
             return ReleaseResult(True, assumed=True)  # no request was sent
         if self._watch is not None:
             heartbeat.settle(self._watch)
-        extended = self._backend.extend(held.lock_id, ttl_ms)
+        extended = self._backend.extend(lock_id, ttl_ms)
         return ReleaseResult(extended.ok, extended.reason)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -209,7 +215,7 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         options = self._options
         steps: Acquiring[Acquired] = acquiring(options.acquisition, monotonic_ms, key=options.key)
         try:
-            answer: Acquired | Refusal | bool | None = None
+            answer: Acquired | Refusal | NetworkTimeout | bool | None = None
             while True:
                 try:
                     step = next(steps) if answer is None else steps.send(answer)
@@ -219,7 +225,14 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
                 if isinstance(step, Attempt):
                     if options.signal is not None:
                         check_signal(options.signal)
-                    answer = waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
+                    deadline = Deadline(step.deadline_ms, options.signal)
+                    try:
+                        answer = attempt(
+                            waiter, options.ttl_ms, options.holder, step.wait_ms, deadline
+                        )
+                    except NetworkTimeout as error:
+                        answer = error
+                        continue
                     if not isinstance(answer, Refusal) and granted_too_late(answer):
                         self._backend.release(answer.lock_id)
                         answer = Refusal()
@@ -248,11 +261,18 @@ class Lock(OneBlock[LockBackend, Acquired, Watch]):
         return held
 
 
+def _known_result(answer: ReleaseResult | LockError) -> ReleaseResult:
+    if isinstance(answer, LockError):
+        raise answer
+    return answer
+
+
 class Lockable:
     """Gives a backend the method ``lock``."""
 
     is_async: ClassVar = False
 
+    @hides_arguments
     def lock(
         self: LockBackend,
         key: str,

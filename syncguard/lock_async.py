@@ -1,39 +1,41 @@
 """``syncguard.aio.lock``: acquire with retries, hold, release however the block ends. For asyncio.
 
-``acquiring``, ``options`` and ``schedule`` decide what to do; this module awaits the backend.
-``lock`` does the same for blocking code. If a task is cancelled while it acquires or releases, its
-lock is released.
+``acquire_with_retries``, ``options`` and ``schedule`` decide what to do; this module awaits the
+backend. ``lock`` does the same for blocking code. If a task is cancelled while it acquires or
+releases, its lock is released.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, ParamSpec, TypeVar
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import AsyncLockBackend, check_signal
 from syncguard._heartbeat import heartbeat_async as heartbeat
 from syncguard._heartbeat.on_lost import announce_async
-from syncguard._heartbeat.schedule import Beat
 from syncguard._lock.acquire_with_retries import Acquiring, Attempt, acquiring
+from syncguard._lock.block_state import OneBlock, lock_lost, must_release, was_lost
 from syncguard._lock.cancellation import settle
+from syncguard._lock.decorated_function import check_decorated, checked_result
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.leaving import OneBlock, lock_lost, must_release, was_lost
 from syncguard._lock.options import (
     Options,
     check_backend,
-    check_decorated,
-    checked_result,
     granted_too_late,
     in_use_error,
     may_enter,
 )
-from syncguard._lock.sleeping_waiter import open_async_waiter
+from syncguard._lock.sleeping_waiter import attempt_async, open_async_waiter
 from syncguard.clock import monotonic_ms
 from syncguard.constants import DEFAULT_TTL_MS
+from syncguard.errors import NetworkTimeout
 from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
+from syncguard.traceback_locals import clear_locals, hides_arguments
 from syncguard.types import DEFAULT_ACQUISITION, Acquisition, OnReleaseError, ReleaseResult, Signal
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@hides_arguments
 def lock(
     backend: AsyncLockBackend,
     key: str,
@@ -96,7 +99,7 @@ def hold(
     return AsyncLock(backend, options, acquired)
 
 
-class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBackendConnection]]):
+class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, heartbeat.AsyncWatch]):
     """What ``lock()`` returns: a context manager for one block at a time, and a decorator."""
 
     def __init__(
@@ -117,8 +120,9 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
             acquired, self._acquired = self._acquired, None
             held = self._enter_again() if acquired is None else None
             return held or self._hold(acquired or await self._acquire())
-        except BaseException:
+        except BaseException as error:
             self._reset()
+            clear_locals(error)
             raise
 
     async def __aexit__(
@@ -127,34 +131,40 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        held, block, beat = self._held, self._block, self._watch
+        held, block, watch = self._held, self._block, self._watch
         self._reset()
         assert held is not None
         assert block is not None
         if not must_release(held, block):
             return
-        if beat is not None:
-            heartbeat.unwatch(beat)
-        options, known_lost = self._options, held.known_lost
+        if watch is not None:
+            heartbeat.unwatch(watch)
+        held.end()
+        options = self._options
         released = await options.disposal_of(self._backend.disposal, held).release_async(
-            lambda: self._release_or_keep(held, beat), lambda: options.release_context(held)
+            self._release_of(held, watch), partial(options.release_context, held)
         )
-        if was_lost(held, known_lost, released):
+        if was_lost(held, released):
             announce_async(held)
             if error is None:
                 raise lock_lost(options.key, held)
 
-    async def _release_or_keep(
-        self, held: Held, beat: Beat[heartbeat.AsyncBackendConnection] | None
+    def _release_of(
+        self, held: Held, watch: heartbeat.AsyncWatch | None
+    ) -> Callable[[], Awaitable[ReleaseResult]]:
+        """The function that ends the hold on the server."""
+        if held.kept is not None:
+            return partial(self._keep, watch, held.lock_id, *held.kept)
+        return partial(self._backend.release, held.lock_id)
+
+    async def _keep(
+        self, watch: heartbeat.AsyncWatch | None, lock_id: str, ttl_ms: int | None
     ) -> ReleaseResult:
-        if held.kept is None:
-            return await self._backend.release(held.lock_id)
-        (ttl_ms,) = held.kept
         if ttl_ms is None:
             return ReleaseResult(True, assumed=True)  # no request was sent
-        if beat is not None:
-            await heartbeat.settle(beat)
-        extended = await self._backend.extend(held.lock_id, ttl_ms)
+        if watch is not None:
+            await heartbeat.settle(watch)
+        extended = await self._backend.extend(lock_id, ttl_ms)
         return ReleaseResult(extended.ok, extended.reason)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
@@ -177,7 +187,7 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
         waiter = open_async_waiter(self._backend, options.key)
         acquired: AsyncAcquired | None = None
         try:
-            answer: AsyncAcquired | Refusal | bool | None = None
+            answer: AsyncAcquired | Refusal | NetworkTimeout | bool | None = None
             while acquired is None:
                 try:
                     step = next(steps) if answer is None else steps.send(answer)
@@ -187,7 +197,14 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, Beat[heartbeat.AsyncBa
                 if isinstance(step, Attempt):
                     if options.signal is not None:
                         check_signal(options.signal)
-                    answer = await waiter.attempt(options.ttl_ms, options.holder, step.wait_ms)
+                    deadline = Deadline(step.deadline_ms, options.signal)
+                    try:
+                        answer = await attempt_async(
+                            waiter, options.ttl_ms, options.holder, step.wait_ms, deadline
+                        )
+                    except NetworkTimeout as error:
+                        answer = error
+                        continue
                     if not isinstance(answer, Refusal) and granted_too_late(answer):
                         await self._backend.release(answer.lock_id)
                         answer = Refusal()
@@ -223,6 +240,7 @@ class AsyncLockable:
 
     is_async: ClassVar = True
 
+    @hides_arguments
     def lock(
         self: AsyncLockBackend,
         key: str,

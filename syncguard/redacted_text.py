@@ -44,9 +44,18 @@ def _without_credentials(url: str) -> str:
         if not parts.path or "@" in parts.path:
             raise ValueError
         return f"{parts.scheme}://{parts.path}"
+    _, _, hosts = parts.netloc.rpartition("@")
+    if "@" in parts.path or "@" in parts.query:
+        raise ValueError
+    shown = ",".join(_checked_host(host) for host in hosts.split(","))
     number = parts.path.strip("/")
-    if not parts.hostname or not (number == "" or number.isdecimal()):
+    path = parts.path if number == "" or number.isdecimal() else f"/{_MASK}"
+    return f"{parts.scheme}://{shown}{path}"
+
+
+def _checked_host(text: str) -> str:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or parts.username is not None:
         raise ValueError
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    port = "" if parts.port is None else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}{parts.path}"
+    return host if parts.port is None else f"{host}:{parts.port}"

@@ -5,37 +5,38 @@ The wrapper of any blocking backend is a backend too. ``telemetry_async`` is the
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.listing_and_health import Health, LockPage, Wanted, health_of, listing_of
 from syncguard._backend.optional import (
     DEFAULT_MAX_DELAY_MS,
     ExtendChannel,
     Extension,
+    LockMoved,
     OpensExtendChannel,
     Refusal,
+    SpreadsLocks,
     Turn,
     TurnGiver,
     Waiter,
     release_many,
+    undo,
 )
 from syncguard._backend.required import LockBackend
-from syncguard._lock.callback_thread import run_on_callback_thread
+from syncguard._lock.callback_queue import CallbackQueue
 from syncguard._lock.handles import Acquired
 from syncguard._lock.options import check_backend
-from syncguard._lock.release_on_exit import Disposal
-from syncguard._lock.sleeping_waiter import open_waiter
+from syncguard._lock.sleeping_waiter import attempt, open_waiter
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError
 from syncguard.lock import Lockable
-from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter
+from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter, Reporting
+from syncguard.traceback_locals import hides_arguments_of_methods
 from syncguard.types import (
-    BackendCapabilities,
     Contended,
     ExtendResult,
     LockInfo,
@@ -47,6 +48,9 @@ from syncguard.types import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+_extension_events: Final = CallbackQueue(1)
+"""Events of heartbeats: one thread, so that they stay in order."""
 
 
 def with_telemetry(
@@ -62,27 +66,9 @@ def with_telemetry(
     return ReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
 
 
-class ReportingBackend(Lockable):
+@hides_arguments_of_methods()
+class ReportingBackend(Reporting[LockBackend], Lockable):
     """What ``with_telemetry`` returns."""
-
-    def __init__(self, backend: LockBackend, reporter: Reporter) -> None:
-        self._inner = self.__wrapped__ = backend
-        self._reporter = reporter
-        self._observe = reporter.observe
-
-    @property
-    def capabilities(self) -> BackendCapabilities:
-        return self._inner.capabilities
-
-    @property
-    def disposal(self) -> Disposal:
-        return self._inner.disposal
-
-    def hash(self, value: str) -> str:
-        return self._inner.hash(value)
-
-    def __repr__(self) -> str:
-        return f"with_telemetry({self._inner!r})"
 
     def acquire(
         self,
@@ -93,35 +79,31 @@ class ReportingBackend(Lockable):
         signal: Signal | None = None,
     ) -> Acquired | Contended:
         with self._observe("acquire", key=key) as seen:
-            result = self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
-            if isinstance(result, Contended):
-                seen.ended(False, "locked")
-                return result
-            seen.granted(result)
-            return dataclasses.replace(result, backend=self)
+            return seen.answered(self._inner.acquire(key, ttl_ms, holder=holder, signal=signal))
 
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         with self._observe("release", lock_id=lock_id) as seen:
-            result = self._inner.release(lock_id, signal=signal)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(self._inner.release(lock_id, signal=signal))
 
     def release_many(self, lock_ids: Sequence[str]) -> list[ReleaseResult | LockError]:
         results = release_many(self._inner, lock_ids)
         for lock_id, result in zip(lock_ids, results, strict=True):
-            with contextlib.suppress(LockError), self._observe("release", lock_id=lock_id) as seen:
-                if isinstance(result, LockError):
-                    raise result
-                seen.ended(result.ok, result.reason)
+            seen = self._observe("release", lock_id=lock_id)
+            if isinstance(result, LockError):
+                seen.failed(result)
+            else:
+                seen.answered(result)
         return results
+
+    def undo(self, lock_id: str, /, *, key: str | None = None, ttl_ms: int = 0) -> None:
+        """Not reported: whether it released the lock is known later, or never."""
+        undo(self._inner, lock_id, key=key, ttl_ms=ttl_ms)
 
     def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
     ) -> ExtendResult:
         with self._observe("extend", lock_id=lock_id) as seen:
-            result = self._inner.extend(lock_id, ttl_ms, signal=signal)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(self._inner.extend(lock_id, ttl_ms, signal=signal))
 
     def adopt(
         self,
@@ -133,18 +115,11 @@ class ReportingBackend(Lockable):
     ) -> Acquired | NotAdopted:
         """Reported as ``extend``: the lock stays held, by another holder."""
         with self._observe("extend", lock_id=lock_id) as seen:
-            result = self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
-            if isinstance(result, NotAdopted):
-                seen.ended(False, result.reason)
-                return result
-            seen.granted(result)
-            return dataclasses.replace(result, backend=self)
+            return seen.answered(self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal))
 
     def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         with self._observe("isLocked", key=key) as seen:
-            locked = self._inner.is_locked(key, signal=signal)
-            seen.ended(locked)
-            return locked
+            return seen.answered(self._inner.is_locked(key, signal=signal))
 
     def lookup(
         self,
@@ -154,9 +129,7 @@ class ReportingBackend(Lockable):
         signal: Signal | None = None,
     ) -> LockInfo | None:
         with self._observe("lookup", key=key, lock_id=lock_id) as seen:
-            info = self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
-            seen.ended(info is not None)
-            return info
+            return seen.answered(self._inner.lookup(key=key, lock_id=lock_id, signal=signal))
 
     def lookup_raw(
         self,
@@ -166,9 +139,7 @@ class ReportingBackend(Lockable):
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
         with self._observe("lookup", key=key, lock_id=lock_id) as seen:
-            info = self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
-            seen.ended(info is not None)
-            return info
+            return seen.answered(self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal))
 
     def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         return listing_of(self._inner).live_locks(limit, offset)
@@ -197,9 +168,9 @@ class ReportingBackend(Lockable):
     def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         inner = listing_of(self._inner)
         with self._observe("release", key_hash=key_hash, lock_id_hash=lock_id_hash) as seen:
-            result = inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(
+                inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+            )
 
     def open_waiter(self, key: str) -> Waiter:
         return _ReportingWaiter(self, open_waiter(self._inner, key), key)
@@ -235,6 +206,14 @@ class ReportingBackend(Lockable):
         # Without a channel the heartbeat calls self.extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
 
+    def server_of(self, lock_id: str) -> Hashable | None:
+        """Not reported: it sends nothing."""
+        return self._inner.server_of(lock_id) if isinstance(self._inner, SpreadsLocks) else None
+
+    def open_server_channel(self, server: Hashable, timeout_ms: float) -> ExtendChannel:
+        assert isinstance(self._inner, SpreadsLocks)
+        return _ReportingChannel(self, self._inner.open_server_channel(server, timeout_ms))
+
     def close(self) -> None:
         """Close the wrapped backend, if it has ``close``."""
         close = getattr(self._inner, "close", None)
@@ -252,19 +231,22 @@ class _ReportingWaiter:
     def __init__(self, backend: ReportingBackend, inner: Waiter, key: str) -> None:
         self._backend = backend
         self._key = key
-        self._inner = inner
+        self._inner = self.__wrapped__ = inner
         self.wait = inner.wait
         self.close = inner.close
         self.undo = inner.undo
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
+        return self._observe(lambda: self._inner.attempt(ttl_ms, holder, wait_ms))
+
+    def attempt_until(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, deadline: Deadline
+    ) -> Acquired | Refusal:
+        return self._observe(lambda: attempt(self._inner, ttl_ms, holder, wait_ms, deadline))
+
+    def _observe(self, make_attempt: Callable[[], Acquired | Refusal]) -> Acquired | Refusal:
         with self._backend._observe("acquire", key=self._key) as seen:
-            answer = self._inner.attempt(ttl_ms, holder, wait_ms)
-            if isinstance(answer, Refusal):
-                seen.ended(False, "locked")
-                return answer
-            seen.granted(answer)
-            return dataclasses.replace(answer, backend=self._backend)
+            return seen.answered(make_attempt())
 
 
 class _ReportingChannel:
@@ -285,7 +267,10 @@ class _ReportingChannel:
     def receive(self) -> list[ExtendResult | LockError]:
         answers = self._inner.receive()
         for answer in answers:
-            self._report(answer)
+            if isinstance(answer, LockMoved):
+                self._sent.popleft()  # self.extend follows, and reports
+            else:
+                self._report(answer)
         return answers
 
     def close(self) -> None:
@@ -295,6 +280,6 @@ class _ReportingChannel:
 
     def _report(self, answer: ExtendResult | LockError) -> None:
         # This is the heartbeat thread: a user's callback must not run here.
-        run_on_callback_thread(
+        _extension_events.put(
             partial(self._backend._reporter.report_extension, self._sent.popleft(), answer)
         )

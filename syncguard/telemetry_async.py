@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.listing_and_health import (
+    Health,
     LockPage,
     Wanted,
+    async_health_of,
     async_listing_of,
 )
 from syncguard._backend.optional import (
     AsyncExtendChannel,
     AsyncOpensExtendChannel,
+    AsyncSpreadsLocks,
     AsyncWaiter,
     Extension,
+    LockMoved,
     Refusal,
 )
 from syncguard._backend.required import AsyncLockBackend
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.options import check_backend
-from syncguard._lock.release_on_exit import Disposal
-from syncguard._lock.sleeping_waiter import open_async_waiter
+from syncguard._lock.sleeping_waiter import attempt_async, open_async_waiter
 from syncguard.constants import DEFAULT_TTL_MS
 from syncguard.errors import LockError
 from syncguard.lock_async import AsyncLockable
-from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter
+from syncguard.telemetry_events import IncludeRaw, OnEvent, Reporter, Reporting
+from syncguard.traceback_locals import hides_arguments_of_methods
 from syncguard.types import (
-    BackendCapabilities,
     Contended,
     ExtendResult,
     LockInfo,
@@ -54,27 +57,9 @@ def with_telemetry(
     return AsyncReportingBackend(backend, Reporter(on_event, include_raw, backend.hash))
 
 
-class AsyncReportingBackend(AsyncLockable):
+@hides_arguments_of_methods()
+class AsyncReportingBackend(Reporting[AsyncLockBackend], AsyncLockable):
     """What ``with_telemetry`` returns."""
-
-    def __init__(self, backend: AsyncLockBackend, reporter: Reporter) -> None:
-        self._inner = self.__wrapped__ = backend
-        self._reporter = reporter
-        self._observe = reporter.observe
-
-    @property
-    def capabilities(self) -> BackendCapabilities:
-        return self._inner.capabilities
-
-    @property
-    def disposal(self) -> Disposal:
-        return self._inner.disposal
-
-    def hash(self, value: str) -> str:
-        return self._inner.hash(value)
-
-    def __repr__(self) -> str:
-        return f"with_telemetry({self._inner!r})"
 
     async def acquire(
         self,
@@ -85,26 +70,19 @@ class AsyncReportingBackend(AsyncLockable):
         signal: Signal | None = None,
     ) -> AsyncAcquired | Contended:
         with self._observe("acquire", key=key) as seen:
-            result = await self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
-            if isinstance(result, Contended):
-                seen.ended(False, "locked")
-                return result
-            seen.granted(result)
-            return dataclasses.replace(result, backend=self)
+            return seen.answered(
+                await self._inner.acquire(key, ttl_ms, holder=holder, signal=signal)
+            )
 
     async def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         with self._observe("release", lock_id=lock_id) as seen:
-            result = await self._inner.release(lock_id, signal=signal)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(await self._inner.release(lock_id, signal=signal))
 
     async def extend(
         self, lock_id: str, ttl_ms: int = DEFAULT_TTL_MS, *, signal: Signal | None = None
     ) -> ExtendResult:
         with self._observe("extend", lock_id=lock_id) as seen:
-            result = await self._inner.extend(lock_id, ttl_ms, signal=signal)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(await self._inner.extend(lock_id, ttl_ms, signal=signal))
 
     async def adopt(
         self,
@@ -116,18 +94,13 @@ class AsyncReportingBackend(AsyncLockable):
     ) -> AsyncAcquired | NotAdopted:
         """Reported as ``extend``: the lock stays held, by another holder."""
         with self._observe("extend", lock_id=lock_id) as seen:
-            result = await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
-            if isinstance(result, NotAdopted):
-                seen.ended(False, result.reason)
-                return result
-            seen.granted(result)
-            return dataclasses.replace(result, backend=self)
+            return seen.answered(
+                await self._inner.adopt(lock_id, ttl_ms, holder=holder, signal=signal)
+            )
 
     async def is_locked(self, key: str, *, signal: Signal | None = None) -> bool:
         with self._observe("isLocked", key=key) as seen:
-            locked = await self._inner.is_locked(key, signal=signal)
-            seen.ended(locked)
-            return locked
+            return seen.answered(await self._inner.is_locked(key, signal=signal))
 
     async def lookup(
         self,
@@ -137,9 +110,7 @@ class AsyncReportingBackend(AsyncLockable):
         signal: Signal | None = None,
     ) -> LockInfo | None:
         with self._observe("lookup", key=key, lock_id=lock_id) as seen:
-            info = await self._inner.lookup(key=key, lock_id=lock_id, signal=signal)
-            seen.ended(info is not None)
-            return info
+            return seen.answered(await self._inner.lookup(key=key, lock_id=lock_id, signal=signal))
 
     async def lookup_raw(
         self,
@@ -149,9 +120,9 @@ class AsyncReportingBackend(AsyncLockable):
         signal: Signal | None = None,
     ) -> LockInfoDebug | None:
         with self._observe("lookup", key=key, lock_id=lock_id) as seen:
-            info = await self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
-            seen.ended(info is not None)
-            return info
+            return seen.answered(
+                await self._inner.lookup_raw(key=key, lock_id=lock_id, signal=signal)
+            )
 
     async def live_locks(self, limit: int = 100, offset: int = 0) -> list[LockInfo]:
         return await async_listing_of(self._inner).live_locks(limit, offset)
@@ -177,9 +148,12 @@ class AsyncReportingBackend(AsyncLockable):
     async def force_release(self, key_hash: str, *, fence: str, lock_id_hash: str) -> ReleaseResult:
         inner = async_listing_of(self._inner)
         with self._observe("release", key_hash=key_hash, lock_id_hash=lock_id_hash) as seen:
-            result = await inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
-            seen.ended(result.ok, result.reason)
-            return result
+            return seen.answered(
+                await inner.force_release(key_hash, fence=fence, lock_id_hash=lock_id_hash)
+            )
+
+    async def health(self) -> Health:
+        return await async_health_of(self._inner).health()
 
     def open_waiter(self, key: str) -> AsyncWaiter:
         return _ReportingWaiter(self, open_async_waiter(self._inner, key), key)
@@ -190,6 +164,15 @@ class AsyncReportingBackend(AsyncLockable):
         channel = await self._inner.open_extend_channel(timeout_ms)
         # Without a channel the heartbeat awaits self.extend, which reports.
         return None if channel is None else _ReportingChannel(self, channel)
+
+    def server_of(self, lock_id: str) -> Hashable | None:
+        """Not reported: it sends nothing."""
+        inner = self._inner
+        return inner.server_of(lock_id) if isinstance(inner, AsyncSpreadsLocks) else None
+
+    async def open_server_channel(self, server: Hashable, timeout_ms: float) -> AsyncExtendChannel:
+        assert isinstance(self._inner, AsyncSpreadsLocks)
+        return _ReportingChannel(self, await self._inner.open_server_channel(server, timeout_ms))
 
     async def aclose(self) -> None:
         """Close the wrapped backend, if it has ``aclose``."""
@@ -208,20 +191,25 @@ class _ReportingWaiter:
     def __init__(self, backend: AsyncReportingBackend, inner: AsyncWaiter, key: str) -> None:
         self._backend = backend
         self._key = key
-        self._inner = inner
+        self._inner = self.__wrapped__ = inner
         self.wait = inner.wait
         self.close = inner.close
 
     async def attempt(
         self, ttl_ms: int, holder: str | None, wait_ms: int
     ) -> AsyncAcquired | Refusal:
+        return await self._observe(self._inner.attempt(ttl_ms, holder, wait_ms))
+
+    async def attempt_until(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, deadline: Deadline
+    ) -> AsyncAcquired | Refusal:
+        return await self._observe(attempt_async(self._inner, ttl_ms, holder, wait_ms, deadline))
+
+    async def _observe(
+        self, attempt: Awaitable[AsyncAcquired | Refusal]
+    ) -> AsyncAcquired | Refusal:
         with self._backend._observe("acquire", key=self._key) as seen:
-            answer = await self._inner.attempt(ttl_ms, holder, wait_ms)
-            if isinstance(answer, Refusal):
-                seen.ended(False, "locked")
-                return answer
-            seen.granted(answer)
-            return dataclasses.replace(answer, backend=self._backend)
+            return seen.answered(await attempt)
 
 
 class _ReportingChannel:
@@ -243,4 +231,6 @@ class _ReportingChannel:
         self, extensions: Sequence[Extension], answers: Sequence[ExtendResult | LockError]
     ) -> None:
         for (lock_id, _), answer in zip(extensions, answers, strict=True):
+            if isinstance(answer, LockMoved):
+                continue  # self.extend follows, and reports
             self._backend._reporter.report_extension(lock_id, answer)

@@ -38,6 +38,9 @@ class Health:
     """For programs: the same for JSON, with names such as ``roundTripMs``."""
     findings: tuple[str, ...] = ()
     """What an operator should change, in sentences; empty if all is well."""
+    fences_can_go_back: str | None = None
+    """Why a fence can be given out twice on this store, or why that is unknown. None: it cannot,
+    or the fence floor is set."""
 
 
 @runtime_checkable
@@ -110,6 +113,15 @@ class ReportsHealth(Protocol):
         ...
 
 
+@runtime_checkable
+class AsyncReportsHealth(Protocol):
+    """The same for asyncio."""
+
+    async def health(self) -> Health:
+        """Read the state of the store. Raises LockError if it does not answer."""
+        ...
+
+
 def offers(backend: object, part: type) -> bool:
     """Whether a backend has an optional part. Unwraps it first, e.g. from telemetry."""
     while hasattr(backend, "__wrapped__"):
@@ -134,6 +146,13 @@ def async_listing_of(backend: AsyncLockBackend) -> AsyncListsLocks:
 def health_of(backend: LockBackend) -> ReportsHealth:
     """The backend itself. Raises InvalidArgument if it does not report its health."""
     if isinstance(backend, ReportsHealth):
+        return backend
+    raise invalid_argument(f"{type(backend).__name__} does not report its health")
+
+
+def async_health_of(backend: AsyncLockBackend) -> AsyncReportsHealth:
+    """The same for asyncio."""
+    if isinstance(backend, AsyncReportsHealth):
         return backend
     raise invalid_argument(f"{type(backend).__name__} does not report its health")
 

@@ -1,21 +1,27 @@
 """The optional parts of a backend: one protocol for each part.
 
 A backend has a part if it has its methods; nothing is registered. Without ``open_waiter``,
-``lock()`` sleeps between attempts; without ``open_extend_channel``, heartbeats call ``extend``;
-without ``release_many``, many locks are released one after the other; without ``next_turn``, tasks
-are retried after growing delays. Listing and health are in ``listing_and_health``.
+``lock()`` sleeps between attempts; without ``attempt_until`` or ``acquire_until``, an attempt lasts
+as long as the store takes, also beyond the deadline of ``lock()``; without
+``open_extend_channel``, heartbeats call ``extend``; without ``server_of``, all extensions share one
+channel; without ``release_many``, many locks are
+released one after the other; without ``undo``, a failed release of a publisher is not repeated;
+without ``next_turn``, tasks are retried after growing delays. Listing and health are in
+``listing_and_health``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
+from syncguard._backend.deadline import Deadline
 from syncguard._backend.required import LockBackend
 from syncguard._lock.handles import Acquired, AsyncAcquired
-from syncguard.errors import LockError
-from syncguard.types import ExtendResult, ReleaseResult, Signal
+from syncguard.errors import LockError, ServiceUnavailable
+from syncguard.types import Contended, ExtendResult, ReleaseResult, Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,49 @@ class AsyncWaiter(Protocol):
     async def wait(self, ms: float, signal: Signal | None) -> bool: ...
 
     async def close(self) -> None: ...
+
+
+@runtime_checkable
+class BoundedWaiter(Waiter, Protocol):
+    """A waiter whose attempts end in time. ``lock()`` then calls this instead of ``attempt``."""
+
+    def attempt_until(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, deadline: Deadline, /
+    ) -> Acquired | Refusal:
+        """Try once, as ``attempt``, but no longer than the deadline allows.
+
+        Raises LockError("NetworkTimeout") if the store has not answered by then, and
+        LockError("Aborted") within 100 ms of the deadline's signal. In both cases the lock may have
+        been acquired: the backend must release it, if need be later.
+        """
+        ...
+
+
+@runtime_checkable
+class AsyncBoundedWaiter(AsyncWaiter, Protocol):
+    """The same for asyncio."""
+
+    async def attempt_until(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, deadline: Deadline, /
+    ) -> AsyncAcquired | Refusal: ...
+
+
+@runtime_checkable
+class AcquiresUntil(Protocol):
+    """A backend without waiters whose ``acquire`` can end in time: as ``BoundedWaiter`` says."""
+
+    def acquire_until(
+        self, key: str, ttl_ms: int, deadline: Deadline, /, *, holder: str | None = None
+    ) -> Acquired | Contended: ...
+
+
+@runtime_checkable
+class AsyncAcquiresUntil(Protocol):
+    """The same for asyncio."""
+
+    async def acquire_until(
+        self, key: str, ttl_ms: int, deadline: Deadline, /, *, holder: str | None = None
+    ) -> AsyncAcquired | Contended: ...
 
 
 @runtime_checkable
@@ -116,7 +165,11 @@ class OpensExtendChannel(Protocol):
     """A backend that extends many locks on a separate connection."""
 
     def open_extend_channel(self, timeout_ms: float, /) -> ExtendChannel | None:
-        """Connect within the time. None: this backend has no channel."""
+        """Connect within the time. None: this backend has no channel.
+
+        After a RateLimited, the heartbeat calls ``extend`` for the locks that are due, and tries to
+        connect again before the next extension.
+        """
         ...
 
 
@@ -125,6 +178,41 @@ class AsyncOpensExtendChannel(Protocol):
     """An asyncio backend that extends many locks on a separate connection."""
 
     async def open_extend_channel(self, timeout_ms: float, /) -> AsyncExtendChannel | None: ...
+
+
+class LockMoved(ServiceUnavailable):
+    """An answer of a channel to one server: this server does not have the lock now.
+
+    The heartbeat then calls ``extend`` for this lock, once.
+    """
+
+
+@runtime_checkable
+class SpreadsLocks(Protocol):
+    """A backend on several servers. Heartbeats have a channel to each: one that hangs, or is gone,
+    does not delay the extensions on the others."""
+
+    def server_of(self, lock_id: str, /) -> Hashable | None:
+        """The server of the lock, as far as is known. Asked before each extension; must not block.
+
+        None: ``open_extend_channel`` and ``extend`` know the way.
+        """
+        ...
+
+    def open_server_channel(self, server: Hashable, timeout_ms: float, /) -> ExtendChannel:
+        """Connect to a server within the time. Its answers may be ``LockMoved``."""
+        ...
+
+
+@runtime_checkable
+class AsyncSpreadsLocks(Protocol):
+    """The same for asyncio."""
+
+    def server_of(self, lock_id: str, /) -> Hashable | None: ...
+
+    async def open_server_channel(
+        self, server: Hashable, timeout_ms: float, /
+    ) -> AsyncExtendChannel: ...
 
 
 @runtime_checkable
@@ -152,6 +240,28 @@ def release_many(backend: LockBackend, lock_ids: Sequence[str]) -> list[ReleaseR
             failed = error
             results.append(error)
     return results
+
+
+@runtime_checkable
+class Undoes(Protocol):
+    """A backend that releases in the background, until the server has answered."""
+
+    def undo(self, lock_id: str, /, *, key: str | None = None, ttl_ms: int = 0) -> None:
+        """Release a lock that nobody holds any more; return soon, and never raise a LockError.
+
+        For a lock whose acquire or release got no reply. With ``key``, an acquire of this process
+        replaces the lock until then. ``ttl_ms`` is the lock's TTL: try for that long.
+        """
+        ...
+
+
+def undo(backend: LockBackend, lock_id: str, *, key: str | None = None, ttl_ms: int = 0) -> None:
+    """Release a lock in the background if the backend can, else once, now."""
+    if isinstance(backend, Undoes):
+        backend.undo(lock_id, key=key, ttl_ms=ttl_ms)
+    else:
+        with contextlib.suppress(LockError):
+            backend.release(lock_id)
 
 
 DEFAULT_MAX_DELAY_MS: Final = 10_000
@@ -197,4 +307,36 @@ class TurnGiver(Protocol):
 
     def end_wait(self, key: str, ticket: str) -> None:
         """The wait is over, with the lock or without."""
+        ...
+
+
+@runtime_checkable
+class NeedsSetup(Protocol):
+    """A backend whose store has to be prepared once, for example with tables."""
+
+    @property
+    def setup_sql(self) -> str:
+        """What ``setup`` executes, for people who read or run it themselves."""
+        ...
+
+    def setup(self) -> None:
+        """Prepare the store. Changes nothing if that was done already."""
+        ...
+
+    def is_set_up(self) -> bool:
+        """Whether the store is prepared."""
+        ...
+
+
+@runtime_checkable
+class ProtectsTransactions(Protocol):
+    """A backend whose locks are rows of a database, which a transaction there can protect."""
+
+    @property
+    def protect_sql(self) -> str:
+        """A statement for the connection of the caller, with ``%s`` for the lock id.
+
+        It returns a row if this lock id still holds its lock, and then nobody else can acquire
+        the lock until the transaction of that connection ends.
+        """
         ...

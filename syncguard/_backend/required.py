@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from syncguard._lock.handles import Acquired, AsyncAcquired
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard.errors import LockError, invalid_argument
 from syncguard.types import (
     BackendCapabilities,

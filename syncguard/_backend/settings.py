@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 FindingKind = Literal["flushed", "said-twice", "plaintext", "no-password", "other"]
 """What a finding is about; an adapter assigns an id to each kind."""
@@ -19,12 +19,16 @@ class GivenLocation:
     """What the settings of a project contain about the location of the locks."""
 
     location: object = field(default=None, repr=False)
-    """``LOCATION``, unchanged. None if ``CACHE`` is set instead."""
+    """``LOCATION``, unchanged. None if ``CACHE`` or ``DATABASE`` is set."""
     options: Mapping[str, object] = field(default_factory=dict, repr=False)
     cache: object = field(default=None, repr=False)
     """The entry of ``CACHES`` whose server is to be used, as a plain dictionary."""
     caches: Mapping[str, object] = field(default_factory=dict, repr=False)
     """All of ``CACHES``: to find out what else uses the same server."""
+    database: object = field(default=None, repr=False)
+    """The entry of ``DATABASES`` whose server is to be used, as a plain dictionary."""
+    own: Mapping[str, object] = field(default_factory=dict, repr=False)
+    """The settings that only this class has: see ``own_settings``."""
     fence_floor: bool = False
     """Whether ``FENCE_FLOOR`` is set: a lost fence counter restarts at the clock."""
 
@@ -33,7 +37,8 @@ class GivenLocation:
 class SettingProblem:
     """A setting that is not valid: which one, and what was expected."""
 
-    setting: Literal["LOCATION", "CACHE", "OPTIONS"]
+    setting: str
+    """``LOCATION``, ``CACHE``, ``DATABASE``, ``OPTIONS`` or one of the class's own settings."""
     expected: str
     """Completes a sentence that begins with the name of the setting: "must be a URL such as"."""
 
@@ -73,10 +78,25 @@ class ReadsLocation(Protocol):
     def read_location(cls, given: GivenLocation, /) -> Location | SettingProblem: ...
 
 
+@runtime_checkable
+class HasOwnSettings(Protocol):
+    """A backend class with settings that no other class has. It gets them in ``read_location``."""
+
+    own_settings: ClassVar[tuple[str, ...]]
+    """Their names, such as ``("REGION",)``."""
+
+
+def own_settings_of(cls: type) -> tuple[str, ...]:
+    """The names of the settings that only this class has."""
+    return cls.own_settings if isinstance(cls, HasOwnSettings) else ()
+
+
 def plain_location(given: GivenLocation) -> Location | SettingProblem:
     """For a class without ``read_location``: the URL and the options, unchanged."""
     if given.cache is not None:
         return SettingProblem("CACHE", "is not supported by this backend: give a LOCATION")
+    if given.database is not None:
+        return SettingProblem("DATABASE", "is not supported by this backend: give a LOCATION")
     if not isinstance(given.location, str) or "://" not in given.location:
         return SettingProblem("LOCATION", "must be a URL")
     return Location(given.location, given.options, store=given.location)

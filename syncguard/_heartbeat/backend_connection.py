@@ -6,8 +6,8 @@ import contextlib
 import logging
 import selectors
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, cast
 
 from syncguard._backend.optional import ExtendChannel
 from syncguard._backend.required import LockBackend
@@ -38,6 +38,13 @@ def connect_timeout_ms(waiting: Iterable[Beat[Any]]) -> float:
 def answer_timeout_ms(sent: Iterable[Beat[Any]]) -> float:
     """How long an answer may take before the connection is closed."""
     return max(_LEAST_ANSWER_TIMEOUT_MS, min(beat.ttl_ms for beat in sent) / 3)
+
+
+def server_of(backend: object, lock_id: str) -> Hashable | None:
+    """The server of a lock, if its backend has several."""
+    # Not isinstance: for a protocol that is slow, and this is asked before each extension.
+    find = getattr(backend, "server_of", None)
+    return None if find is None else cast("Hashable | None", find(lock_id))
 
 
 class FailureLog:
@@ -81,10 +88,13 @@ def still_held(
 
 
 class BackendConnection:
-    """One backend: its connection, the beats to send, and those that wait for an answer."""
+    """One backend, or one of its servers: its connection, the beats to send, and those that wait
+    for an answer."""
 
-    def __init__(self, backend: LockBackend) -> None:
+    def __init__(self, backend: LockBackend, server: Hashable | None = None) -> None:
         self.backend = backend
+        self.server = server
+        """None: the backend has one channel for all locks, or ``extend`` knows the way."""
         self.channel: ExtendChannel | None = None
         self.connecting = False
         self.waiting: list[Beat[BackendConnection]] = []

@@ -17,6 +17,7 @@ from syncguard._backend.required import LockBackend
 from syncguard._heartbeat.backend_connection import answer_timeout_ms
 from syncguard._heartbeat.heartbeat_thread import HeartbeatThread, Watch
 from syncguard._heartbeat.schedule import Beat
+from syncguard._lock.background_threads import start_ahead
 from syncguard._lock.held import Held
 from syncguard.clock import holder_clock_ms
 
@@ -52,11 +53,27 @@ class Heartbeat:
             if thread is not None:
                 thread.registrations.append(weakref.ref(watch))
             if thread is None or thread.has_ended:
-                thread = HeartbeatThread()
+                thread = self._successor(thread)
                 thread.registrations.append(weakref.ref(watch))
+                # Here no task is interrupted yet. Later the holder may need a background thread.
+                start_ahead()
                 thread.start()
                 self.thread = thread
             return thread
+
+    def _successor(self, ended: HeartbeatThread | None) -> HeartbeatThread:
+        thread = HeartbeatThread(self._replace)
+        if ended is not None:
+            thread.take_over(ended)
+        return thread
+
+    def _replace(self, killed: HeartbeatThread) -> None:
+        """Called by a thread that was killed: its locks go on with another one."""
+        with self._starting:
+            if self.thread is killed:
+                thread = self._successor(killed)
+                thread.start()
+                self.thread = thread
 
     def close_inherited_sockets(self) -> None:
         if self.thread is not None:

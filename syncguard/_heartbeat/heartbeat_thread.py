@@ -16,22 +16,33 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Hashable
 from typing import Final
 
-from syncguard._backend.optional import ExtendChannel, OpensExtendChannel
+from syncguard._backend.optional import (
+    ExtendChannel,
+    LockMoved,
+    OpensExtendChannel,
+    SpreadsLocks,
+)
 from syncguard._backend.required import LockBackend
 from syncguard._heartbeat.backend_connection import (
     IDLE_MS,
     BackendConnection,
     WakeableSelector,
     connect_timeout_ms,
+    server_of,
     still_held,
 )
-from syncguard._heartbeat.fallback_channel import FallbackChannel, as_lock_error
+from syncguard._heartbeat.fallback_channel import (
+    FallbackChannel,
+    OneRequestChannel,
+    as_lock_error,
+)
 from syncguard._heartbeat.on_lost import announce
 from syncguard._heartbeat.schedule import Beat, Schedule
 from syncguard.clock import holder_clock_ms
-from syncguard.errors import LockError
+from syncguard.errors import LockError, RateLimited
 
 _logger = logging.getLogger("syncguard")
 
@@ -46,21 +57,25 @@ class Watch:
     def __init__(self, beat: Beat[BackendConnection | None], backend: LockBackend) -> None:
         self.beat = beat
         self.backend = backend
+        beat.owner = weakref.ref(self)
         self.unclaimed: list[None] = [None]
         """Popped by the thread that takes this: it may be registered with two threads."""
 
 
 class HeartbeatThread:
-    """One thread. It ends when it was idle for a while."""
+    """One thread. It ends when it was idle for a while; ``on_killed`` is called if it is killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_killed: Callable[[HeartbeatThread], object]) -> None:
+        self._on_killed = on_killed
         self.registrations: deque[weakref.ref[Watch]] = deque()
-        self.connections: dict[int, BackendConnection] = {}
+        self.connections: dict[tuple[int, Hashable | None], BackendConnection] = {}
+        """By the backend, and its server if it has several."""
         self.has_ended = False
         self.sleeps_until_ms = 0.0
         self._must_stop = False
+        self._beats: set[Beat[BackendConnection]] = set()
+        """The beats of this thread, for the one that takes over if this one is killed."""
         self._schedule: Schedule[BackendConnection] = Schedule()
-        self._owners: dict[Beat[BackendConnection], weakref.ref[Watch]] = {}
         self._connected: deque[tuple[BackendConnection, ExtendChannel | LockError]] = deque()
         self._dropped_idle_at_ms = holder_clock_ms()
         self._selector = WakeableSelector()
@@ -78,6 +93,17 @@ class HeartbeatThread:
             # Else an interrupt: the thread may have started, and then ends by ``_must_stop``.
             raise
 
+    def take_over(self, ended: HeartbeatThread) -> None:
+        """Before ``start``: go on with the locks of a thread that has ended."""
+        for beat in ended._beats:
+            watch = None if beat.owner is None else beat.owner()
+            if isinstance(watch, Watch) and not beat.over:
+                beat.sending = False
+                beat.due_ms = holder_clock_ms()
+                watch.unclaimed = [None]
+                self.registrations.append(weakref.ref(watch))
+        self.registrations.extend(ended.registrations)
+
     def wake(self) -> None:
         self._selector.wake()
 
@@ -88,14 +114,27 @@ class HeartbeatThread:
     # -- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while self._has_work():
-            try:
-                self._run_once()
-            except Exception:
-                # The thread must go on extending the other locks of this process.
-                _logger.exception("Unexpected error in the heartbeat thread; continuing.")
-                time.sleep(_PAUSE_AFTER_ERROR_S)
-        self._selector.close()
+        try:
+            while self._has_work():
+                try:
+                    self._run_once()
+                except Exception:
+                    # The thread must go on extending the other locks of this process.
+                    _logger.exception("Unexpected error in the heartbeat thread; continuing.")
+                    time.sleep(_PAUSE_AFTER_ERROR_S)
+        except BaseException as error:
+            # SystemExit, or gevent killed this greenlet: whoever did that may wait for its end.
+            self.has_ended = True
+            for connection in self.connections.values():
+                self._disconnect(connection)
+            time.sleep(_PAUSE_AFTER_ERROR_S)
+            with contextlib.suppress(RuntimeError):  # none available: the next lock tries again
+                self._on_killed(self)
+            _logger.error("The heartbeat thread was ended by %s.", type(error).__name__)
+            if not isinstance(error, SystemExit):
+                raise
+        finally:
+            self._selector.close()
 
     def _has_work(self) -> bool:
         """Close idle connections. False: nothing is left to do, and the thread ends."""
@@ -123,21 +162,25 @@ class HeartbeatThread:
 
     def _take_registrations(self) -> None:
         while self.registrations:
-            owner = self.registrations.popleft()
-            watch = owner()
+            watch = self.registrations.popleft()()
             if watch is not None and not watch.beat.over and _claim(watch):
-                self._take(watch, owner)
+                self._take(watch)
 
-    def _take(self, watch: Watch, owner: weakref.ref[Watch]) -> None:
-        connection = self.connections.get(id(watch.backend))
+    def _take(self, watch: Watch) -> None:
+        beat: Beat[BackendConnection] = watch.beat  # type: ignore[assignment]
+        server = server_of(watch.backend, beat.held.lock_id)
+        beat.connection = self._connection_of(watch.backend, server)
+        self._beats.add(beat)
+        self._schedule.add(beat)
+
+    def _connection_of(self, backend: LockBackend, server: Hashable | None) -> BackendConnection:
+        key = (id(backend), server)
+        connection = self.connections.get(key)
         if connection is None:
-            connection = self.connections[id(watch.backend)] = BackendConnection(watch.backend)
+            connection = self.connections[key] = BackendConnection(backend, server)
         connection.is_watched = True
         connection.used_at_ms = holder_clock_ms()
-        beat: Beat[BackendConnection] = watch.beat  # type: ignore[assignment]
-        beat.connection = connection
-        self._owners[beat] = owner
-        self._schedule.add(beat)
+        return connection
 
     def _drop_idle(self) -> None:
         """From time to time, drop the beats of ended blocks: ``unwatch`` only sets a flag."""
@@ -145,28 +188,29 @@ class HeartbeatThread:
         if not self._must_stop and now_ms - self._dropped_idle_at_ms < IDLE_MS:
             return
         self._dropped_idle_at_ms = now_ms
-        beats = [beat for beat in self._schedule.beats() if self._is_active(beat)]
-        self._owners = {beat: self._owners[beat] for beat in beats}
-        watched = {id(beat.connection) for beat in beats}
+        self._beats = {beat for beat in self._beats if beat.is_active}
+        watched = {id(beat.connection) for beat in self._beats}
         for connection in self.connections.values():
             connection.is_watched = id(connection) in watched
             if connection.is_watched:
                 connection.used_at_ms = now_ms
 
-    def _is_active(self, beat: Beat[BackendConnection]) -> bool:
-        """False once the owning Lock has left, or was garbage-collected."""
-        if not beat.over and self._owners[beat]() is None:
-            beat.over = True
-        return not beat.over
-
     def _take_due(self) -> None:
         lost, due = self._schedule.take_due(holder_clock_ms())
         for beat in due:
-            if self._is_active(beat):
+            if beat.is_active:
+                self._find_server(beat)
                 beat.connection.waiting.append(beat)
         for beat in lost:
-            if self._owners[beat]() is not None:
+            if beat.has_owner:
                 announce(beat.held)
+
+    def _find_server(self, beat: Beat[BackendConnection]) -> None:
+        """Another server may have the lock by now."""
+        backend = beat.connection.backend
+        server = server_of(backend, beat.held.lock_id)
+        if server != beat.connection.server:
+            beat.connection = self._connection_of(backend, server)
 
     def _send_waiting(self, connection: BackendConnection) -> None:
         """Send the waiting beats, or connect first if there is no connection."""
@@ -213,10 +257,17 @@ class HeartbeatThread:
             return
         for answer in answers:
             beat, sent_at_ms = connection.in_flight.popleft()
+            if isinstance(answer, LockMoved) and connection.server is not None:
+                # Once by ``extend``, on another thread. The next time its server may be known.
+                beat.connection = self._connection_of(connection.backend, None)
+                beat.connection.waiting.append(beat)
+                continue
             known = still_held(answer, beat, sent_at_ms, self._schedule, connection.failure_log)
-            if not known and self._is_active(beat):
+            if not known and beat.is_active:
                 beat.over = True
                 announce(beat.held)
+        if isinstance(connection.channel, OneRequestChannel) and not connection.in_flight:
+            self._disconnect(connection)
 
     def _check(self, connection: BackendConnection) -> None:
         stalls_at_ms = connection.stalls_at_ms()
@@ -254,17 +305,32 @@ class HeartbeatThread:
             self.wake()
 
     def _open(self, connection: BackendConnection, timeout_ms: float) -> None:
+        outcome: ExtendChannel | LockError = LockError("Internal")  # if this thread is killed
         try:
+            backend, server = connection.backend, connection.server
             channel: ExtendChannel | None = None
-            if isinstance(connection.backend, OpensExtendChannel):
-                channel = connection.backend.open_extend_channel(timeout_ms)
-            outcome: ExtendChannel | LockError = (
-                FallbackChannel(connection.backend) if channel is None else channel
-            )
+            if server is not None and isinstance(backend, SpreadsLocks):
+                channel = backend.open_server_channel(server, timeout_ms)
+            elif isinstance(backend, OpensExtendChannel):
+                channel = backend.open_extend_channel(timeout_ms)
+            outcome = FallbackChannel(backend) if channel is None else channel
+        except RateLimited:
+            outcome = OneRequestChannel(backend)
         except Exception as error:
             outcome = as_lock_error(error)
-        self._connected.append((connection, outcome))
-        self.wake()
+        except SystemExit:
+            pass  # ends this thread
+        finally:
+            self._connected.append((connection, outcome))
+            self.wake()
+            if self.has_ended:  # killed meanwhile: nothing else closes the connection
+                self._close_new_connections()
+
+    def _close_new_connections(self) -> None:
+        while self._connected:
+            _, outcome = self._connected.popleft()
+            if not isinstance(outcome, LockError):
+                outcome.close()
 
     def _take_new_connections(self) -> None:
         while self._connected:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import weakref
 from typing import Final, Generic, TypeVar
 
 from syncguard._lock.held import Held
@@ -17,6 +18,7 @@ ConnectionT = TypeVar("ConnectionT")
 
 _NEVER: Final = float("inf")
 _SMALL_HEAP: Final = 64
+_EARLY_MS: Final = 25.0
 
 
 class Beat(Generic[ConnectionT]):
@@ -30,6 +32,7 @@ class Beat(Generic[ConnectionT]):
         "due_ms",
         "held",
         "over",
+        "owner",
         "renew_until_ms",
         "sending",
         "ttl_ms",
@@ -54,11 +57,30 @@ class Beat(Generic[ConnectionT]):
         self.renew_until_ms = until_ms if renews else -_NEVER
         self.sending = False
         self.over = False
+        self.owner: weakref.ref[object] | None = None
+        """The holder's reference to this beat. The beat is over when it is garbage-collected."""
         self.when_ms = self.next_ms()
+
+    @property
+    def has_owner(self) -> bool:
+        """False once the owning lock was dropped without leaving its block."""
+        return self.owner is None or self.owner() is not None
+
+    @property
+    def is_active(self) -> bool:
+        """False once the owning lock has left its block, or was dropped."""
+        if not self.over and not self.has_owner:
+            self.over = True
+        return not self.over
 
     @property
     def lost_at_ms(self) -> float:
         return self.held.deadline_ms - min(20.0, self.ttl_ms / 50)
+
+    def may_be_sent_early(self, now_ms: float) -> bool:
+        """Whether the next extension is due soon: within 25 ms, and one percent of the TTL."""
+        early_ms = min(_EARLY_MS, self.ttl_ms / 100)
+        return self.when_ms == self.due_ms <= now_ms + early_ms
 
     def next_ms(self) -> float:
         renews = not self.sending and self.due_ms < self.renew_until_ms
@@ -91,11 +113,17 @@ class Schedule(Generic[ConnectionT]):
         return None
 
     def take_due(self, now_ms: float) -> tuple[list[Beat[ConnectionT]], list[Beat[ConnectionT]]]:
-        """(lost, due): lost locks, whose beats end; and locks to extend, marked as sending."""
+        """(lost, due): lost locks, whose beats end; and locks to extend, marked as sending.
+
+        If one lock is due, so are those that are due soon: one request extends many of them.
+        """
         lost: list[Beat[ConnectionT]] = []
         due: list[Beat[ConnectionT]] = []
-        while (when := self.next_ms()) is not None and when <= now_ms:
-            beat = heapq.heappop(self._heap)[2]
+        while (when := self.next_ms()) is not None:
+            beat = self._heap[0][2]
+            if when > now_ms and not (due and beat.may_be_sent_early(now_ms)):
+                break
+            heapq.heappop(self._heap)
             if now_ms >= beat.lost_at_ms:
                 beat.over = True
                 lost.append(beat)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import Final, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 from syncguard._backend.optional import Refusal
-from syncguard.errors import AcquisitionTimeout, ErrorContext
+from syncguard.errors import AcquisitionTimeout, ErrorContext, NetworkTimeout
 from syncguard.types import Acquisition
 
 GrantT = TypeVar("GrantT")
@@ -23,22 +22,29 @@ MAX_DELAY_MS: Final = 3_600_000
 """The longest delay: exponential backoff stops doubling here, before a float overflows."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Try once. Send back the grant, or the refusal."""
+MIN_ATTEMPT_MS: Final = 500
+"""Each attempt may take this long, however little of ``timeout_ms`` is left.
+
+The last attempt begins when the time is over, and with ``timeout_ms=0`` the only one does too.
+"""
+
+
+class Attempt(NamedTuple):
+    """Try once. Send back the grant, the refusal, or the NetworkTimeout."""
 
     wait_ms: int
     """How long the pause after a refusal will be; 0 if there will be no pause."""
+    deadline_ms: float
+    """When the attempt must end, on the clock of the generator."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """Wait this long, or until woken. Send back True if woken."""
 
     ms: float
 
 
-Acquiring = Generator[Attempt | Pause, GrantT | Refusal | bool, GrantT]
+Acquiring = Generator[Attempt | Pause, GrantT | Refusal | NetworkTimeout | bool, GrantT]
 
 
 def backoff_ms(policy: Acquisition, retries: int, chance: Callable[[], float]) -> float:
@@ -63,13 +69,24 @@ def acquiring(
     """Yield attempts and pauses until the lock is granted. Raises ``AcquisitionTimeout``."""
     deadline = clock_ms() + policy.timeout_ms
     retries = 0
+    refused = False
     while True:
         delay = backoff_ms(policy, retries, chance)
         last = retries >= policy.max_retries
-        pause = 0.0 if last else max(0.0, min(delay, deadline - clock_ms()))
-        answer = yield Attempt(wait_ms=int(pause))
+        now = clock_ms()
+        pause = 0.0 if last else max(0.0, min(delay, deadline - now))
+        attempt_ends = max(deadline, now + MIN_ATTEMPT_MS)
+        answer = yield Attempt(wait_ms=int(pause), deadline_ms=attempt_ends)
+        if isinstance(answer, NetworkTimeout):
+            # A server that is only slow did not have the time to answer the last attempt. The
+            # lock was held by somebody else until then: that is contention, not an outage.
+            if refused and attempt_ends > deadline:
+                message = _timeout_message(policy, retries_used_up=False)
+                raise AcquisitionTimeout(message, ErrorContext(key=key)) from answer
+            raise answer
         if not isinstance(answer, Refusal):
             return cast("GrantT", answer)
+        refused = True
         left = deadline - clock_ms()
         if last or left <= 0:
             raise AcquisitionTimeout(_timeout_message(policy, last), ErrorContext(key=key))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from syncguard._lock.background_tasks import keep
 
 
-def run_in_background(result: object, log_error: Callable[[Exception], object]) -> None:
+def run_in_background(result: object, log_error: Callable[[BaseException], object]) -> None:
     """Run what a callback returned as a task of the running loop, if it is awaitable.
 
     ``log_error`` is called with what it raises. Raises RuntimeError if no loop is running.
@@ -20,7 +20,7 @@ def run_in_background(result: object, log_error: Callable[[Exception], object]) 
     async def run() -> None:
         try:
             await result
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # SystemExit would end the event loop
             log_error(error)
 
     try:

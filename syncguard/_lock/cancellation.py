@@ -8,8 +8,8 @@ the mutation if needed, and only then raises the cancellation.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Coroutine, Generator
+from typing import Any, Final, Generic, TypeVar
 
 from syncguard._lock.background_tasks import keep
 
@@ -20,13 +20,47 @@ GRACE_S: Final = 5.0
 
 
 async def settle(operation: Coroutine[Any, Any, T]) -> T:
-    """Run the operation to its end, even if the caller is cancelled; then raise CancelledError."""
-    task = asyncio.ensure_future(operation)
+    """Run the operation to its end, even if the caller is cancelled; then raise CancelledError.
+
+    It begins in the caller's task. It gets a task of its own only if it has to wait: most do not.
+    """
+    try:
+        first = operation.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    task = asyncio.ensure_future(_rest(operation, first))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await finished(task)
         raise
+
+
+async def _rest(operation: Coroutine[Any, Any, T], first: object) -> T:
+    return await _Begun(operation, first)
+
+
+class _Begun(Generic[T]):
+    """Awaits a coroutine that waits already, for ``first``."""
+
+    def __init__(self, operation: Coroutine[Any, Any, T], first: object) -> None:
+        self._operation = operation
+        self._first = first
+
+    def __await__(self) -> Generator[object, Any, T]:
+        awaited = self._first
+        try:
+            while True:
+                try:
+                    value = yield awaited
+                except BaseException as error:
+                    awaited = self._operation.throw(error)
+                else:
+                    awaited = self._operation.send(value)
+        except StopIteration as done:
+            result: T = done.value
+            return result
 
 
 async def finished(task: asyncio.Task[T]) -> bool:
@@ -39,8 +73,7 @@ async def finished(task: asyncio.Task[T]) -> bool:
     while not task.done():
         left = deadline - loop.time()
         if left <= 0:
-            keep(task)
-            task.add_done_callback(_ignore_outcome)
+            continue_in_background(task)
             return False
         try:
             await asyncio.wait({task}, timeout=left)
@@ -49,6 +82,12 @@ async def finished(task: asyncio.Task[T]) -> bool:
     if not task.cancelled():
         task.exception()  # marks it as retrieved: the caller raises the cancellation instead
     return True
+
+
+def continue_in_background(task: asyncio.Task[Any]) -> None:
+    """Let a task end although nobody awaits it."""
+    keep(task)
+    task.add_done_callback(_ignore_outcome)
 
 
 def _ignore_outcome(task: asyncio.Task[Any]) -> None:

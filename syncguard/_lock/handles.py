@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, TypeGuard
 
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
+from syncguard.errors import invalid_argument
 from syncguard.types import (
     Contended,
     ExtendResult,
@@ -109,4 +110,6 @@ class AsyncAcquired(Grant):
 
 def has_fence(result: Acquired | AsyncAcquired | Contended) -> TypeGuard[Acquired | AsyncAcquired]:
     """Whether a result has a fence: for code that works with any backend."""
+    if not isinstance(getattr(result, "ok", None), bool):
+        raise invalid_argument("has_fence takes the result of acquire")
     return result.ok and bool(result.fence)

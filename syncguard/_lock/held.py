@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from functools import partial
 
 from syncguard._lock.handles import Grant
@@ -25,11 +26,13 @@ class Held:
     """What ``with lock(...) as held`` gives. Safe to read from any thread."""
 
     __slots__ = (
+        "_context",
         "_expires_at_ms",
         "_grant",
         "_on_lost",
         "_unannounced",
         "deadline_ms",
+        "ended_late",
         "kept",
         "known_lost",
     )
@@ -38,6 +41,8 @@ class Held:
         self._grant = grant
         self._expires_at_ms = grant.expires_at_ms
         self._on_lost = on_lost
+        # Made before the lock is on the stack of held locks: else the two would be a cycle.
+        self._context = None if on_lost is None else copy_context()
         self._unannounced: list[None] = [None]
         # For lock() and the heartbeat:
         self.deadline_ms = grant.sent_at_ms + grant.ttl_ms
@@ -45,6 +50,8 @@ class Held:
         """None: release when the block ends. A tuple of one TTL: keep the lock with that TTL."""
         self.known_lost = False
         """Whether the heartbeat or a read of ``lost`` found that the lock was lost."""
+        self.ended_late: bool | None = None
+        """None: held. Else its block has ended: whether that was after the deadline."""
 
     @property
     def fence(self) -> Fence:
@@ -62,18 +69,22 @@ class Held:
 
     @property
     def lost(self) -> bool:
-        """Whether the lock was lost. Once True, it stays True.
+        """Whether the lock was lost before its block ended. Once True, it stays True.
 
         In a forked child it is True: the parent holds the lock.
         """
-        if not self.known_lost and (self.past_deadline or self.in_forked_child):
+        if self.known_lost or self.ended_late is not None:
+            return self.known_lost
+        if self.past_deadline or self.in_forked_child:
             self.known_lost = True
         return self.known_lost
 
     def ensure_held(self) -> None:
-        """Raise LockLost if the lock was lost. Cheap: sends no request."""
+        """Raise LockLost if the lock was lost, or was released. Cheap: sends no request."""
         if self.lost:
             raise LockLost()
+        if self.ended_late is not None:
+            raise LockLost("the lock is not held any more: its block has ended")
 
     def keep(self, ttl_ms: int | None = None) -> None:
         """Do not release when the block ends: the lock stays until its TTL ends.
@@ -85,7 +96,8 @@ class Held:
         self.kept = (ttl_ms,)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "held"
+        ended = self.ended_late is not None
+        state = "lost" if self.lost else "ended" if ended else "held"
         return f"<Held fence={self.fence} {state} expires_at_ms={self._expires_at_ms}>"
 
     # -- for lock() and the heartbeat ---------------------------------------------------------
@@ -98,18 +110,28 @@ class Held:
     def in_forked_child(self) -> bool:
         return self._grant.pid != os.getpid()
 
+    def end(self) -> None:
+        """The block ends now. Was the lock lost? This moment decides, not the end of the release.
+
+        From now on no code holds the lock, also not in a copied context.
+        """
+        if self.ended_late is None:
+            self.ended_late = self.past_deadline
+
     def renewed(self, sent_at_ms: float, ttl_ms: int, expires_at_ms: int) -> None:
         self.deadline_ms = sent_at_ms + ttl_ms
         self._expires_at_ms = expires_at_ms
 
-    def lose(self) -> Callable[[], object] | None:
-        """Mark as lost. Returns the callback to run, but only to the first caller."""
+    def lose(self) -> tuple[Callable[[], object], Context] | None:
+        """Mark as lost. Returns the callback and its context, but only to the first caller."""
         self.known_lost = True
         try:
             self._unannounced.pop()  # atomic: heartbeat and holder may call at the same time
         except IndexError:
             return None
-        return self._on_lost and partial(call_on_lost, self._on_lost, self)
+        if self._on_lost is None or self._context is None:
+            return None
+        return partial(call_on_lost, self._on_lost, self), self._context
 
 
 def call_on_lost(on_lost: OnLost, held: Held) -> object:

@@ -6,16 +6,13 @@ Shared by the blocking and the asyncio lock; no I/O.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
-from typing import Final, TypeVar
+from typing import Final
 
 from syncguard._backend.required import check_signal
 from syncguard._lock.handles import Grant
 from syncguard._lock.held import Held, OnLost
-from syncguard._lock.release_on_exit import Disposal, check_callback
+from syncguard._lock.release_after_block import Disposal, check_callback
 from syncguard.clock import holder_clock_ms
 from syncguard.current import Block, block_here
 from syncguard.errors import LockError, invalid_argument
@@ -28,24 +25,13 @@ from syncguard.types import (
     Signal,
 )
 
-R = TypeVar("R")
-
 _LOST_RELEASE_MS: Final = 1_000
 """Time limit for releasing a lock that is lost already: the server may be down."""
 
-_UNFINISHED: Final = (CoroutineType, GeneratorType, AsyncGeneratorType)
-_GENERATOR: Final = (
-    "cannot lock a generator function: its body runs after the call returns; use `with lock()`"
-    " inside it"
-)
-_ASYNC: Final = "syncguard.lock decorates plain functions; for async def use syncguard.aio.lock"
-_PLAIN: Final = "syncguard.aio.lock decorates async def; for plain functions use syncguard.lock"
-_HIDDEN: Final = "another decorator wraps an async def here: put syncguard.aio.lock below it"
 _NESTED: Final = (
     "this code holds this lock already: pass reentrant=True to enter it again, or remove the"
     " inner lock"
 )
-_NOT_AWAITED: Final = "the function returned a coroutine that did not run: await it in the function"
 
 
 @dataclass(slots=True)  # not frozen: creating one would take twice as long
@@ -104,6 +90,10 @@ class Options:
         on_release_error: OnReleaseError | None,
     ) -> Options:
         """For a lock that is held already."""
+        if not isinstance(grant, Grant):
+            raise invalid_argument(
+                f"hold takes what a successful acquire or adopt returns, not {type(grant).__name__}"
+            )
         return cls(
             grant.key,
             grant.ttl_ms,
@@ -132,9 +122,9 @@ class Options:
         return self.auto_extend or self.on_lost is not None
 
     def disposal_of(self, backend_disposal: Disposal, held: Held) -> Disposal:
-        """How to release at the end: the backend's options, overridden by those of this lock."""
+        """How to release after ``held.end()``: the backend's options, overridden by this lock's."""
         timeout_ms = backend_disposal.timeout_ms
-        if held.known_lost or held.past_deadline:
+        if held.known_lost or held.ended_late:
             timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
         elif self.on_release_error is None:
             return backend_disposal
@@ -152,7 +142,7 @@ def check_backend(backend: object, *, wants_async: bool) -> None:
     is_async = getattr(kind, "is_async", None)
     if is_async is wants_async and callable(acquire):
         return
-    if kind is type or not callable(acquire):
+    if isinstance(backend, type) or not callable(acquire):
         example = "AsyncRedisBackend" if wants_async else "RedisBackend"
         name = f"the class {backend.__name__}" if isinstance(backend, type) else kind.__name__
         raise invalid_argument(f"not a backend: {name}; pass one such as {example}(client)")
@@ -164,41 +154,6 @@ def check_backend(backend: object, *, wants_async: bool) -> None:
             if wants_async
             else "syncguard takes a blocking backend; for an asyncio one use syncguard.aio"
         )
-
-
-def check_decorated(function: Callable[..., object], *, wants_async: bool) -> None:
-    """Refuse a function whose body would run after the lock is released."""
-    if _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function):
-        raise invalid_argument(_GENERATOR)
-    is_async = _is(inspect.iscoroutinefunction, function)
-    if is_async and not wants_async:
-        raise invalid_argument(_ASYNC)
-    if wants_async and not is_async:
-        hidden = inspect.iscoroutinefunction(inspect.unwrap(function))
-        raise invalid_argument(_HIDDEN if hidden else _PLAIN)
-
-
-def checked_result(result: R, *, wants_async: bool) -> R:
-    """Return the result of a decorated function. Raises if it is a coroutine or a generator.
-
-    A plain decorator can hide an ``async def`` or a generator from ``check_decorated``. Some
-    decorators, such as asgiref's ``async_to_sync``, run what they wrap, and others do not: only
-    the result shows which.
-    """
-    if not isinstance(result, _UNFINISHED):
-        return result
-    if not isinstance(result, AsyncGeneratorType):  # closing that one needs an await
-        result.close()  # else Python warns that it was never awaited
-    if not isinstance(result, CoroutineType):
-        raise invalid_argument(_GENERATOR)
-    raise invalid_argument(_NOT_AWAITED if wants_async else _ASYNC)
-
-
-def _is(kind: Callable[[object], bool], function: object) -> bool:
-    """Whether a function is of a kind, or a callable object whose ``__call__`` is."""
-    while isinstance(function, partial):
-        function = function.func
-    return kind(function) or kind(getattr(type(function), "__call__", None))  # noqa: B004
 
 
 def may_enter(free: list[None], held: Held | None) -> bool:

@@ -1,4 +1,4 @@
-"""For tests with real locks: a temporary Redis server, and the conformance suite for backends.
+"""For tests with locks: temporary servers, a clock that tests move, the suite for backends.
 
 The pytest fixtures are in :mod:`syncguard.testing.plugin`, which pytest loads automatically. Pytest
 imports this package in every session where SyncGuard is installed, so this package imports drivers
@@ -9,12 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from syncguard.testing.manual_clock import ManualClock
+from syncguard.testing.postgres_programs import PostgresUnavailableError
+from syncguard.testing.postgres_server import PostgresServer
 from syncguard.testing.redis_server import RedisServer
 
 if TYPE_CHECKING:
     from syncguard.testing.conformance import BlockingFacade, LockBackendConformance, LoopThread
 
-__all__ = ["BlockingFacade", "LockBackendConformance", "LoopThread", "RedisServer"]
+__all__ = [
+    "BlockingFacade",
+    "LockBackendConformance",
+    "LoopThread",
+    "ManualClock",
+    "PostgresServer",
+    "PostgresUnavailableError",
+    "RedisServer",
+]
 
 
 def __getattr__(name: str) -> object:

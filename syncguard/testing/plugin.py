@@ -1,4 +1,4 @@
-"""Pytest fixtures: a real Redis, and a SyncGuard backend on it. Also ignores ShortTTLWarning.
+"""Pytest fixtures: real servers, and a SyncGuard backend on Redis. Also ignores ShortTTLWarning.
 
 Pytest loads this module in every session where SyncGuard is installed. So the fixtures import the
 drivers and backends that they need.
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from syncguard.testing.postgres_programs import PostgresUnavailableError
+from syncguard.testing.postgres_server import PostgresServer
 from syncguard.testing.redis_server import RedisServer
 
 if TYPE_CHECKING:
@@ -57,3 +59,59 @@ def syncguard_backend(syncguard_redis: RedisServer) -> Iterator[RedisBackend]:
             yield backend
         finally:
             backend.close()
+
+
+@pytest.fixture(scope="session")
+def syncguard_postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole session. The test is skipped where none can be started."""
+    try:
+        server = PostgresServer()
+        server.start()
+    except PostgresUnavailableError as why:
+        pytest.skip(f"not tested on PostgreSQL: {why}")
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def syncguard_postgres(
+    syncguard_postgres_server: PostgresServer, _postgres_schema: dict[str, object]
+) -> PostgresServer:
+    """The session's PostgreSQL, running, with the empty tables of SyncGuard.
+
+    A test may kill it. A test that changes its configuration should start its own
+    ``PostgresServer``.
+    """
+    from syncguard.postgres import PostgresBackend, Tables
+
+    server = syncguard_postgres_server
+    if not server.is_running:
+        server.restart()
+    tables = Tables()
+    with server.connect() as connection:
+        if connection.execute(_SCHEMA).fetchone() != _postgres_schema.get("now"):
+            with PostgresBackend.from_url(server.url) as backend:
+                backend.setup()
+        connection.execute(f"TRUNCATE {tables.locks}, {tables.fences}")
+        _postgres_schema["now"] = connection.execute(_SCHEMA).fetchone()
+    return server
+
+
+@pytest.fixture(scope="session")
+def _postgres_schema() -> dict[str, object]:
+    """What ``_SCHEMA`` gave at the last time. The setup takes longer than most tests."""
+    return {}
+
+
+_SCHEMA = """
+SELECT md5(string_agg(version, ',' ORDER BY version)) FROM (
+  SELECT concat_ws(' ', 'table', oid, xmin) AS version FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace
+  UNION ALL SELECT concat_ws(' ', 'function', oid, xmin) FROM pg_proc
+    WHERE pronamespace = 'public'::regnamespace
+  UNION ALL SELECT concat_ws(' ', 'trigger', oid, xmin) FROM pg_trigger
+) AS versions
+"""
+"""Another value after each change of a table, a function or a trigger."""

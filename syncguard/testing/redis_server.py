@@ -2,7 +2,7 @@
 
 This module owns what stays the same from start to stop: the folder, the port, the configuration.
 ``redis_server_process`` owns one running process, ``redis_server_path`` finds the program,
-``redis_server_control`` sends commands to it, and ``redis_server_orphans`` kills it if the process
+``redis_server_control`` sends commands to it, and ``server_orphans`` kills it if the process
 that started it dies.
 """
 

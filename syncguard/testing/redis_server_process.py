@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from syncguard.testing.redis_server_control import Control, RefusedError
-from syncguard.testing.redis_server_orphans import Guard
+from syncguard.testing.server_orphans import Guard
 
 _START_TIMEOUT_S: Final = 30.0
 _STOP_TIMEOUT_S: Final = 10.0

@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from syncguard._backend.listing_and_health import async_listing_of
+from syncguard._backend.listing_and_health import Health, async_health_of, async_listing_of
+from syncguard._lock.sleeping_waiter import attempt_async
 from syncguard.backend import (
     DEFAULT_TTL_MS,
     Acquired,
     AsyncAcquired,
+    AsyncAcquiresUntil,
     AsyncExtendChannel,
     AsyncListsLocks,
     AsyncLockBackend,
     AsyncOpensExtendChannel,
+    AsyncSpreadsLocks,
     AsyncWaiter,
     AsyncWakeable,
     BackendCapabilities,
     Contended,
+    Deadline,
     Disposal,
     ExtendChannel,
     ExtendResult,
@@ -131,6 +135,14 @@ class BlockingFacade:
         result = self._loop.run(self._backend.acquire(key, ttl_ms, holder=holder, signal=signal))
         return self._handle(result) if isinstance(result, AsyncAcquired) else result
 
+    def acquire_until(
+        self, key: str, ttl_ms: int, deadline: Deadline, /, *, holder: str | None = None
+    ) -> Acquired | Contended:
+        backend = self._backend
+        assert isinstance(backend, AsyncAcquiresUntil)
+        result = self._loop.run(backend.acquire_until(key, ttl_ms, deadline, holder=holder))
+        return self._handle(result) if isinstance(result, AsyncAcquired) else result
+
     def release(self, lock_id: str, *, signal: Signal | None = None) -> ReleaseResult:
         return self._loop.run(self._backend.release(lock_id, signal=signal))
 
@@ -177,6 +189,9 @@ class BlockingFacade:
     def count_live_locks(self) -> int:
         return self._loop.run(self._listing.count_live_locks())
 
+    def health(self) -> Health:
+        return self._loop.run(async_health_of(self._backend).health())
+
     def page_raw(self, limit: int = 100, offset: int = 0) -> LockPage:
         return self._loop.run(self._listing.page_raw(limit, offset))
 
@@ -208,6 +223,16 @@ class BlockingFacade:
         channel = self._loop.run(backend.open_extend_channel(timeout_ms))
         return None if channel is None else _BlockingChannel(self._loop, channel)
 
+    def server_of(self, lock_id: str) -> Hashable | None:
+        backend = self._backend
+        return backend.server_of(lock_id) if isinstance(backend, AsyncSpreadsLocks) else None
+
+    def open_server_channel(self, server: Hashable, timeout_ms: float) -> ExtendChannel:
+        backend = self._backend
+        assert isinstance(backend, AsyncSpreadsLocks)
+        channel = self._loop.run(backend.open_server_channel(server, timeout_ms))
+        return _BlockingChannel(self._loop, channel)
+
     def close(self) -> None:
         self._loop.run(self._backend.aclose())
 
@@ -235,11 +260,22 @@ class _BlockingWaiter:
 
     def __init__(self, facade: BlockingFacade, inner: AsyncWaiter) -> None:
         self._facade = facade
-        self._inner = inner
+        self._inner = self.__wrapped__ = inner
         self._acquired_id: str | None = None
 
     def attempt(self, ttl_ms: int, holder: str | None, wait_ms: int) -> Acquired | Refusal:
-        answer = self._facade._loop.run(self._inner.attempt(ttl_ms, holder, wait_ms))
+        return self._answer(self._inner.attempt(ttl_ms, holder, wait_ms))
+
+    def attempt_until(
+        self, ttl_ms: int, holder: str | None, wait_ms: int, deadline: Deadline
+    ) -> Acquired | Refusal:
+        async def attempt() -> AsyncAcquired | Refusal:
+            return await attempt_async(self._inner, ttl_ms, holder, wait_ms, deadline)
+
+        return self._answer(attempt())
+
+    def _answer(self, attempt: Coroutine[Any, Any, AsyncAcquired | Refusal]) -> Acquired | Refusal:
+        answer = self._facade._loop.run(attempt)
         if isinstance(answer, Refusal):
             return answer
         self._acquired_id = answer.lock_id

@@ -20,7 +20,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "acquire": lambda b, _held, signal: b.acquire("free", LONG_MS, signal=signal),
     "release": lambda b, held, signal: b.release(held.lock_id, signal=signal),
     "extend": lambda b, held, signal: b.extend(held.lock_id, 1, signal=signal),
-    "adopt": lambda b, held, signal: b.adopt(held.lock_id, 1, signal=signal),
+    "adopt": lambda b, held, signal: b.adopt(held.lock_id, LONG_MS, signal=signal),
     "is_locked": lambda b, _held, signal: b.is_locked("held", signal=signal),
     "lookup by key": lambda b, _held, signal: b.lookup(key="held", signal=signal),
     "lookup by id": lambda b, held, signal: b.lookup(lock_id=held.lock_id, signal=signal),

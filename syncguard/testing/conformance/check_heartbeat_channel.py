@@ -14,6 +14,7 @@ from syncguard.backend import (
     LockBackend,
     LockError,
     OpensExtendChannel,
+    SpreadsLocks,
     generate_lock_id,
 )
 from syncguard.testing.conformance.fixtures import (
@@ -78,6 +79,22 @@ class ExtendChannelConformance(ConformanceFixtures):
         locks = [acquired(backend, f"lock {nth}", LONG_MS) for nth in range(100)]
         answers = _extended(channel, [(lock.lock_id, LONG_MS) for lock in locks])
         assert all(isinstance(answer, ExtendResult) and answer.ok for answer in answers)
+
+    def test_a_channel_to_the_server_of_a_lock_extends_it(self, backend: LockBackend) -> None:
+        """What ``SpreadsLocks`` promises, where locks are on several servers."""
+        require_part(backend, SpreadsLocks)
+        assert isinstance(backend, SpreadsLocks)
+        lock = acquired(backend, "k", LONG_MS)
+        server = backend.server_of(lock.lock_id)
+        if server is None:
+            pytest.skip("all locks of this backend are on one server")
+        channel = backend.open_server_channel(server, _TIMEOUT_S * 1000)
+        [answer] = _extended(channel, [(lock.lock_id, LONG_MS + 10_000)])
+        assert isinstance(answer, ExtendResult)
+        assert answer.ok
+        info = backend.lookup(lock_id=lock.lock_id)
+        assert info is not None
+        assert info.expires_at_ms == answer.expires_at_ms
 
 
 def _extended(

@@ -21,6 +21,7 @@ BAD_KEYS: Final[dict[str, object]] = {
     "too long in UTF-8": "é" * (MAX_KEY_LENGTH_BYTES // 2) + "x",
     "huge": "k" * 300_000,
     "lone surrogate": "a\ud800b",
+    "NUL": "a\0b",
     "bytes": b"key",
     "number": 42,
     "None": None,

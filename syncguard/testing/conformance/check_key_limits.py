@@ -24,7 +24,6 @@ ODD = [
     "{tag}",
     "%s %(x)s",
     "line\nbreak",
-    "nul\0inside",
     "日本語キー",
     "🔒",
     "\"quoted\" \\ 'key'",

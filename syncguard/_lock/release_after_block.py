@@ -13,7 +13,9 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Final
 
+from syncguard._lock.callback_queue import CallbackQueue
 from syncguard._lock.callbacks import run_in_background
 from syncguard._lock.cancellation import settle
 from syncguard.errors import LockError, invalid_argument, is_interrupt
@@ -21,6 +23,11 @@ from syncguard.keys import validate_ttl_ms
 from syncguard.types import OnReleaseError, ReleaseErrorContext, ReleaseResult
 
 _logger = logging.getLogger("syncguard")
+
+_RELEASE_THREADS: Final = 256
+"""So many releases with a time limit wait for servers at once. The next one may miss its limit."""
+
+_releases: Final = CallbackQueue(_RELEASE_THREADS)
 
 
 def log_release_error(error: LockError, context: ReleaseErrorContext) -> None:
@@ -103,7 +110,7 @@ class Disposal:
             _log_failed_callback(failure)
 
 
-def _log_failed_callback(_failure: Exception) -> None:
+def _log_failed_callback(_failure: BaseException) -> None:
     # No traceback: it may contain the key and the lock id, which the callback got.
     _logger.error("The on_release_error callback failed.")
 
@@ -112,20 +119,20 @@ def _within(release: Callable[[], ReleaseResult], timeout_ms: int) -> ReleaseRes
     # A thread, because a blocked client cannot be interrupted from outside. It continues after
     # the time limit, so that a slow server still releases the lock before its TTL ends.
     outcome: list[ReleaseResult | BaseException] = []
+    is_done = threading.Event()
 
     def run() -> None:
         try:
             outcome.append(release())
         except BaseException as error:
             outcome.append(error)
+            if not isinstance(error, Exception):
+                raise  # gevent kills this greenlet
+        finally:
+            is_done.set()
 
-    thread = threading.Thread(target=run, name="syncguard-release", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread available: release here, without the time limit
-        return release()
-    thread.join(timeout_ms / 1000)
-    if not outcome:
+    _releases.put(run)  # if no thread is available: here, without the time limit
+    if not is_done.wait(timeout_ms / 1000):
         raise _timeout_error(timeout_ms)
     if isinstance(outcome[0], BaseException):
         raise outcome[0]

@@ -76,17 +76,19 @@ def must_release(held: Held, block: Block) -> bool:
     return block.reentered is None and not held.in_forked_child
 
 
-def was_lost(held: Held, known_lost: bool, released: ReleaseResult | None) -> bool:
-    """Whether the lock was lost before it was released. ``released`` is None if that failed.
+def was_lost(held: Held, released: ReleaseResult | None) -> bool:
+    """Whether the lock was lost before its block ended. ``released`` is None if that failed.
 
-    If the release found the lock, nobody else has held it meanwhile: not lost. If it did not find
-    the lock: lost. If the server gave no clear answer, the holder's own clock decides.
+    If the release found the lock, nobody else has held it meanwhile: not lost. If the server gave
+    no clear answer, the holder's clock at the end of the block decides. So it does if the release
+    did not find the lock and the answer came after the deadline: then the lock may have expired
+    while the release was on its way.
     """
-    if known_lost:
+    if held.known_lost:
         return True
     if released is None or released.assumed:
-        return held.past_deadline
-    return not released.ok
+        return bool(held.ended_late)
+    return not released.ok and (bool(held.ended_late) or not held.past_deadline)
 
 
 def lock_lost(key: str, held: Held) -> LockLost:
