@@ -35,7 +35,7 @@ from syncguard_django.admin_cells import (
     shown_holder,
 )
 from syncguard_django.admin_changelist import ALIAS_PARAMETER, LockChangeList
-from syncguard_django.admin_find_form import FindByKeyForm
+from syncguard_django.admin_find_by_key import FindByKeyForm
 from syncguard_django.configured_backends import locks
 from syncguard_django.live_locks import Failure, Holder
 from syncguard_django.models import Lock

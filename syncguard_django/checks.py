@@ -1,4 +1,4 @@
-"""System checks of the settings. They connect to no server.
+"""System checks of the settings. Only one connects to a server: that of a switched off fence floor.
 
 ``docs/reference/django-checks.md`` lists the ids.
 """
@@ -12,10 +12,10 @@ from typing import Any, Final
 from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
-from syncguard import DEFAULT_KEY_PREFIX
-from syncguard.backend import FindingKind
+from syncguard import DEFAULT_KEY_PREFIX, LockError
+from syncguard.backend import FindingKind, ReportsHealth
 from syncguard.short_ttl_warning import SHORT_TTL_MS
-from syncguard_django.configured_backends import make_backend
+from syncguard_django.configured_backends import locks, make_backend
 from syncguard_django.settings import (
     SETTING,
     AliasSettings,
@@ -32,6 +32,7 @@ _ERROR_IDS: Final[dict[ProblemKind, str]] = {
     "value": "syncguard.E003",
     "cache": "syncguard.E004",
     "import": "syncguard.E005",
+    "database": "syncguard.E006",
 }
 _WARNING_IDS: Final[dict[FindingKind, str]] = {
     "flushed": "syncguard.W002",
@@ -97,12 +98,13 @@ def _location_warnings(alias: AliasSettings, *, in_production: bool) -> Iterator
 def _overlap_warnings(one: AliasSettings, other: AliasSettings) -> Iterator[CheckMessage]:
     if one.location.store is None or one.location.store != other.location.store:
         return
-    shorter, longer = sorted((_with_colon(one.key_prefix), _with_colon(other.key_prefix)), key=len)
+    outer, inner = sorted((one, other), key=lambda alias: len(_head(alias)))
+    shorter, longer = _head(outer), _head(inner)
     if longer.startswith(shorter):
         yield Warning(
             f'{SETTING}["{one.alias}"] and {SETTING}["{other.alias}"] use the same store,'
-            " and their KEY_PREFIX values overlap: a lock of one can also be a lock of the other.",
-            hint="Give each a KEY_PREFIX that does not begin with the other's.",
+            f" and {_consequence(outer, inner)}.",
+            hint='Choose KEY_PREFIX values of which none begins with another one and ":".',
             id="syncguard.W001",
         )
     if shorter == longer and _bytes(one.hash_secret) != _bytes(other.hash_secret):
@@ -140,6 +142,7 @@ def _production_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
             " service that shares these locks.",
             id="syncguard.W013",
         )
+    yield from _fence_floor_warnings(alias)
     if alias.show_keys:
         yield Warning(
             f"{where} has SHOW_KEYS: the admin shows raw keys to users with the permission"
@@ -149,10 +152,41 @@ def _production_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
         )
 
 
+def _fence_floor_warnings(alias: AliasSettings) -> Iterator[CheckMessage]:
+    """Asks the server, and only if the floor is switched off."""
+    if alias.fence_floor is not None:
+        return
+    where = f'{SETTING}["{alias.alias}"]'
+    try:
+        backend = locks.inspector(alias.alias)
+        why = backend.health().fences_can_go_back if isinstance(backend, ReportsHealth) else None
+    except LockError as error:
+        why = f"the server could not be asked whether it can lose fences ({error.code})"
+    if why is not None:
+        yield Warning(
+            f"{where} has FENCE_FLOOR: None, and {why}.",
+            hint="Remove FENCE_FLOOR: None, so that a lost fence counter begins at the clock.",
+            id="syncguard.W015",
+        )
+
+
 def _bytes(secret: str | bytes | None) -> bytes | None:
     """``"pepper"`` and ``b"pepper"`` produce the same hashes."""
     return secret.encode() if isinstance(secret, str) else secret
 
 
-def _with_colon(prefix: str) -> str:
-    return prefix.rstrip(":") + ":"
+def _consequence(outer: AliasSettings, inner: AliasSettings) -> str:
+    between = _head(inner).removeprefix(_head(outer))
+    if not between:
+        return "the same KEY_PREFIX: every lock of one is also a lock of the other"
+    return (
+        f'the KEY_PREFIX of one begins with that of the other: the key "{between}order" of'
+        f' {SETTING}["{outer.alias}"] and the key "order" of {SETTING}["{inner.alias}"] are one'
+        " lock with two fence counters, so a later holder can get a lower fence"
+    )
+
+
+def _head(alias: AliasSettings) -> str:
+    """What the name of each lock of this alias begins with."""
+    prefix = alias.key_prefix.rstrip(":")
+    return f"{prefix}:" if prefix else ""

@@ -43,9 +43,12 @@ class Locks:
 
     def __getitem__(self, alias: str) -> LockBackend:
         cached = self._cached.get(alias)
+        if cached is not None and cached.settings.is_outdated:
+            self.reset()
+            cached = None
         if cached is None:
             with self._guard:
-                cached = self._cached.get(alias) or self._make(configuration().of(alias))
+                cached = self._cached.get(alias) or self._make(_settings_of(alias))
         backend: LockBackend = cached.public
         return backend
 
@@ -54,6 +57,8 @@ class Locks:
 
     def inspector(self, alias: str) -> LockBackend:
         """A backend for the admin page and commands: one short attempt, no signals."""
+        if configuration().of(alias).is_outdated:
+            self.reset()
         with self._guard:
             if alias not in self._inspectors:
                 settings = configuration().of(alias)
@@ -94,7 +99,7 @@ class AsyncLocks:
         self._guard = threading.Lock()
 
     def __getitem__(self, alias: str) -> AsyncLockBackend:
-        settings = configuration().of(alias)
+        settings = _settings_of(alias)
         loop = asyncio.get_running_loop()
         with self._guard:
             of_loop = self._by_loop.get(loop)
@@ -149,6 +154,15 @@ class _LoopBackends:
             self._forget_loop()
             for cached in (*self._cached.values(), *self._retired):
                 await cached.bare.aclose()
+
+
+def _settings_of(alias: str) -> AliasSettings:
+    """The settings of an alias, read again if Django has changed the name of its database."""
+    settings = configuration().of(alias)
+    if settings.is_outdated:
+        forget()
+        settings = configuration().of(alias)
+    return settings
 
 
 def make_backend(settings: AliasSettings) -> LockBackend:

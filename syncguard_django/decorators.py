@@ -16,9 +16,10 @@ from typing import Any, ParamSpec, TypeVar, cast
 from asgiref.sync import iscoroutinefunction
 
 from syncguard import Acquisition, LockError, OnLost
+from syncguard.backend import Secret
 from syncguard.key_templates import key_of
 from syncguard.short_ttl_warning import warn_of_short_ttl
-from syncguard_django.deferred_locks import require_finished
+from syncguard_django.hold_until_transaction_end import require_finished
 from syncguard_django.holder_label import label_of
 from syncguard_django.locked_response import refusal
 from syncguard_django.locking import alock, lock
@@ -95,7 +96,7 @@ def _locked(
     function: Callable[..., Any], find_key: Callable[..., str], options: dict[str, Any]
 ) -> Callable[..., Any]:
     def locked(*args: Any, **kwargs: Any) -> Any:
-        key = find_key(*args, **kwargs)
+        key = Secret(find_key(*args, **kwargs))  # debug pages show it: hide it
         request = request_of(args, kwargs)
         transactions = RequestTransactions(request)
         aliases = transactions.to_open()
@@ -127,7 +128,7 @@ def _locked_async(
     function: Callable[..., Any], find_key: Callable[..., str], options: dict[str, Any]
 ) -> Callable[..., Any]:
     async def locked(*args: Any, **kwargs: Any) -> Any:
-        key = find_key(*args, **kwargs)
+        key = Secret(find_key(*args, **kwargs))  # debug pages show it: hide it
         new_lock = alock(key, **_with_holder(options, function))
         warn_of_short_ttl(_ttl_ms(options), function)
         async with AsyncExitStack() as stack:

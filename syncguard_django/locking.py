@@ -15,7 +15,7 @@ from syncguard import lock as lock_on
 from syncguard.aio import AsyncLock
 from syncguard.current import call_on_lost
 from syncguard_django.configured_backends import alocks, locks
-from syncguard_django.deferred_locks import TransactionLock, slot_of
+from syncguard_django.hold_until_transaction_end import TransactionLock, slot_of
 from syncguard_django.holder_label import label_of_caller
 from syncguard_django.settings import DEFAULT_ALIAS, UNTIL, Until, configuration
 from syncguard_django.signals import async_sender_of_events, loss_of, sender_of_events

@@ -1,4 +1,5 @@
-"""Django signals for what happens to locks. Sent only for aliases with ``TELEMETRY: True``.
+"""Django signals for what happens to locks. Sent only for aliases with ``TELEMETRY: True``, except
+``fence_went_back``, which is always sent.
 
 Receivers get ``using`` (the alias) and ``event`` (a ``syncguard.LockEvent``, with hashes instead of
 the key and the lock id); the sender is ``LockEvent``. Signals are sent with ``send_robust``: Django
@@ -23,6 +24,12 @@ lock_contended: Final = Signal()
 lock_released: Final = Signal()
 lock_extended: Final = Signal()
 lock_lost: Final = Signal()
+fence_went_back: Final = Signal()
+"""A row carries a higher fence than the lock that is held now: the lock server has lost data.
+
+With ``using``, ``key_hash``, ``fence`` and ``seen``, once for each key and fence of a row. The
+transaction of the refused write is still open, and will be rolled back.
+"""
 
 _ON_SUCCESS: Final = {
     "acquire": lock_acquired,

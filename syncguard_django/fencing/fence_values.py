@@ -12,14 +12,20 @@ NO_FENCE: Final = format_fence(0)
 
 
 class StaleFence(Exception):
-    """A later holder has already written. Nothing was changed; stop this work."""
+    """A later holder has the lock, or has written. Nothing was changed; stop this work."""
 
-    def __init__(self, fence: str, seen: str) -> None:
+    def __init__(self, fence: str, seen: str | None = None) -> None:
         super().__init__(fence, seen)
         self.fence = fence
         self.seen = seen
+        """The fence of the later holder, if it is known."""
 
     def __str__(self) -> str:
+        if self.seen is None:
+            return (
+                f"fence {self.fence} is stale: its lock was lost or released, and another holder"
+                " may have it now. Stop, and do not write."
+            )
         return (
             f"fence {self.fence} is stale: a holder with fence {self.seen} has written since."
             " Another holder has your lock now: stop, and do not write."

@@ -1,7 +1,7 @@
 """``FencedModel``: rows that store the fence of the holder that wrote them last.
 
 Every fenced write is one transaction: claim the row (``row_claims``), then write it.
-``save_fenced`` and ``delete_fenced`` write with Django's own ``save()`` (``row_writes``) and
+``save_fenced`` and ``delete_fenced`` write with Django's own ``save()`` (``fenced_save``) and
 ``delete()``.
 """
 
@@ -15,8 +15,8 @@ from django.db import models, router, transaction
 from syncguard_django.fencing.fence_field import FenceField
 from syncguard_django.fencing.fence_values import checked_fence
 from syncguard_django.fencing.fenced_queries import FencedQuerySet
+from syncguard_django.fencing.fenced_save import claim_row, save_row
 from syncguard_django.fencing.row_claims import key_in_owner
-from syncguard_django.fencing.row_writes import claim_row, save_row
 
 
 class FencedModel(models.Model):

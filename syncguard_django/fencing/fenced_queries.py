@@ -20,6 +20,7 @@ from django.db.models.utils import resolve_callables
 from syncguard import LockError
 from syncguard_django.fencing.fence_field import Exactly, assigned_fence, attribute_of
 from syncguard_django.fencing.fence_values import NO_FENCE, checked_fence
+from syncguard_django.fencing.fenced_save import create_row
 from syncguard_django.fencing.row_claims import (
     batches,
     claim,
@@ -27,7 +28,6 @@ from syncguard_django.fencing.row_claims import (
     owner_of,
     refuse_if_higher,
 )
-from syncguard_django.fencing.row_writes import create_row
 
 M = TypeVar("M", bound=models.Model)
 

@@ -14,6 +14,7 @@ from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from syncguard import normalize_and_validate_key
+from syncguard_django.fencing.fence_regression import report_key
 from syncguard_django.fencing.fence_values import StaleFence, checked_fence
 from syncguard_django.models import FenceMark
 from syncguard_django.settings import DEFAULT_ALIAS, configuration
@@ -37,6 +38,7 @@ def guard(key: str, fence: str, *, using: str = DEFAULT_ALIAS, database: str | N
     record = _RECORDERS.get(connection.vendor, _record_under_a_row_lock)
     if not record(digest, fence, database):
         seen = FenceMark.objects.using(database).get(pk=digest).fence
+        report_key(key, seen, using)
         raise StaleFence(fence, seen)
 
 

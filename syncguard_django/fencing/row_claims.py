@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from django.db import connections, models
 
+from syncguard_django.fencing.fence_regression import report_row
 from syncguard_django.fencing.fence_values import StaleFence
 
 BATCH: Final = 500
@@ -68,6 +69,7 @@ def refuse_if_higher(rows: models.QuerySet[Any], fence: str, using: str) -> None
         higher = higher.select_for_update()
     seen = higher.values_list("fence", flat=True).first()
     if seen is not None:
+        report_row(fence, seen)
         raise StaleFence(fence, seen)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from syncguard_django.checks import TAG
 from syncguard_django.configured_backends import locks
@@ -21,15 +21,32 @@ NO_ANSWER: Final = 2
 _OPTIONS_WITH_VALUE: Final = ("--lock-id", "--key")
 
 
+class _DashParser(CommandParser):
+    """Takes values that begin with a dash, on the command line and from ``call_command``.
+
+    One lock id in 64 begins with a dash, and a key may too. argparse would read such a value as an
+    option.
+    """
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return super().parse_args(_values_joined(args), namespace)
+
+
 class LockCommand(BaseCommand):
     """A command about locks."""
 
     requires_system_checks = (TAG,)
 
-    def run_from_argv(self, argv: list[str]) -> None:
-        # One lock id in 64 begins with a dash, and a key may too. argparse would read such a value
-        # as an option.
-        super().run_from_argv([*argv[:2], *_values_joined(argv[2:])])
+    def create_parser(self, *args: Any, **kwargs: Any) -> CommandParser:
+        made = super().create_parser(*args, **kwargs)
+        return _DashParser(
+            parents=[made],
+            add_help=False,  # its parent has it
+            prog=made.prog,
+            description=made.description,
+            formatter_class=made.formatter_class,
+            called_from_command_line=made.called_from_command_line,
+        )
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         try:
