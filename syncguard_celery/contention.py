@@ -1,28 +1,42 @@
-"""Another holder has the lock: the error for that, and publishing the task again.
+"""Somebody else holds the lock: what the call does then, and ``LockContended``.
 
-``acquire`` decides what to do about contention; this module decides how long and how often.
+``contend`` is the one place that follows ``on_contention``: skip, fail, retry or wait. When a task
+tries again is decided in ``hot_key_turns``.
 """
 
 from __future__ import annotations
 
+import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 from celery.exceptions import Retry
 
 from syncguard import Acquisition, AcquisitionTimeout, ErrorContext, LockBackend, LockInfo, Turn
+from syncguard.backend import invalid_argument
+from syncguard.key_templates import call_with
+from syncguard_celery.acquire import Acquiring
 from syncguard_celery.fence_propagation import attaching
-from syncguard_celery.hot_key_turns import attempts_of
-from syncguard_celery.message_header import contended_since_ms
-from syncguard_celery.redelivery import copy_mark
-from syncguard_celery.republishing import below_visibility_timeout
+from syncguard_celery.hot_key_turns import SLOT_WAIT_MS, attempts_of, next_turn, waiting_turn
+from syncguard_celery.message_header import contended_since_ms, fences_in, header_of, key_digest
+from syncguard_celery.options import POLICIES, Policy
+from syncguard_celery.outage import is_unanswered_attempt, republish_after_unanswered
+from syncguard_celery.redelivery import copy_mark, is_own_delivery, republish_copy
+from syncguard_celery.running_calls import Holding, waited_ms
+from syncguard_celery.signals import notify, task_lock_contended
 from syncguard_celery.task_call import Call
+from syncguard_celery.visibility_timeout import below_visibility_timeout
 
 LOOKUP_ATTEMPTS: Final = 5
 """How often the lock may be released between an attempt and a lookup before that is contention."""
 
 POLL_MS: Final = 500
 """A release wakes a waiter. Polling is for holders that wake nobody or that died."""
+
+
+_PREDECESSOR_WAIT_MS: Final = 5_000
+"""How long to wait for the previous run of this task before looking up the holder again."""
 
 
 class LockContended(AcquisitionTimeout):
@@ -60,6 +74,111 @@ def contended(backend: LockBackend, key: str, info: LockInfo | None) -> LockCont
         info.fence,
         remaining_ms,
         ErrorContext(key=key),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """The task does not run; this is its result."""
+
+    result: object
+
+
+def contend(acquiring: Acquiring, key: str) -> Holding | Skipped:
+    """What a call does whose first attempt was refused. Raises LockContended, Retry, Ignore."""
+    call, options, backend = acquiring.call, acquiring.options, acquiring.backend
+    predecessor = fences_in(header_of(call.request), "after").get(key_digest(key))
+    for _ in range(LOOKUP_ATTEMPTS):
+        info = backend.lookup(key=key)
+        if info is None:
+            # It was released between the attempt and the lookup: that is not contention.
+            holding = acquiring.attempt(key)
+            if holding is not None:
+                return holding
+        elif info.fence == predecessor:
+            # The previous run of this task is still releasing it: that is not contention.
+            return _wait_for_predecessor(acquiring, key, predecessor)
+        elif is_own_delivery(call, info):
+            raise republish_copy(call, options, key, info)
+        elif is_unanswered_attempt(call, info):
+            raise republish_after_unanswered(call, options, info)
+        else:
+            break
+    left = left_ms(call, options.contention_timeout_ms)
+    error = contended(backend, key, info)
+    try:
+        policy = _policy(acquiring)
+        acquiring.was_contended = True
+        _notify_contended(acquiring, key, error, policy)
+        if policy == "skip":
+            return Skipped(options.skip_result)
+        if policy == "fail":
+            raise error
+        if policy == "retry" and call.in_worker:
+            if left is not None and left <= 0:
+                raise error
+            return _wait_or_republish(acquiring, key, error, left)
+    finally:
+        del error  # a cycle: the traceback holds this frame
+    acquisition = Acquisition() if left is None else acquisition_within(max(1, round(left)))
+    holding = acquiring.wait(key, acquisition)
+    if holding is None:
+        raise contended(backend, key, backend.lookup(key=key))
+    return holding
+
+
+def _policy(acquiring: Acquiring) -> Policy:
+    policy = acquiring.options.on_contention
+    if not callable(policy):
+        return policy
+    chosen = call_with(policy, acquiring.bind())
+    for known in POLICIES:
+        if chosen == known:
+            return known
+    raise invalid_argument(f"on_contention must return one of {POLICIES}")
+
+
+def _wait_or_republish(
+    acquiring: Acquiring, key: str, error: LockContended, left: float | None
+) -> Holding:
+    """Wait in the slot if it is this task's turn; else publish it again and raise Retry."""
+    call, backend, contended_at = acquiring.call, acquiring.backend, time.monotonic()
+    turn = next_turn(backend, key, call.request, left, waits=True)
+    if turn.ticket is not None:
+        wait_ms = SLOT_WAIT_MS if left is None else max(1, min(SLOT_WAIT_MS, round(left)))
+        with waiting_turn(backend, key, turn.ticket):
+            holding = acquiring.wait(key, acquisition_within(wait_ms))
+        if holding is not None:
+            return holding
+        if left is not None:
+            left -= (time.monotonic() - contended_at) * 1000
+            if left <= 0:
+                raise contended(backend, key, backend.lookup(key=key))
+        turn = next_turn(backend, key, call.request, left, waits=False)
+    raise republish(call, error, turn, (time.monotonic() - contended_at) * 1000)
+
+
+def _wait_for_predecessor(acquiring: Acquiring, key: str, predecessor: str) -> Holding | Skipped:
+    acquisition = acquisition_within(_PREDECESSOR_WAIT_MS)
+    while (holding := acquiring.wait(key, acquisition)) is None:
+        info = acquiring.backend.lookup(key=key)
+        if info is not None and info.fence != predecessor:
+            return contend(acquiring, key)  # another call acquired it first
+    return holding
+
+
+def _notify_contended(acquiring: Acquiring, key: str, error: LockContended, policy: Policy) -> None:
+    call = acquiring.call
+    notify(
+        task_lock_contended,
+        # At INFO once for each task, however often it is published again.
+        logging.DEBUG if attempts_of(call.request) else logging.INFO,
+        f"found its lock held by somebody else: {policy}",
+        call,
+        lambda: error.key_hash or acquiring.backend.hash(key),
+        fence=error.fence,
+        waited_ms=waited_ms(call, acquiring.started, time.monotonic()),
+        policy=policy,
     )
 
 

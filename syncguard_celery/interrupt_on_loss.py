@@ -191,6 +191,12 @@ class GreenletInterrupt(Interrupt):
             self._greenlet.throw(LockLost())
 
 
+def runs_under_eventlet() -> bool:
+    """Whether eventlet replaced threads by its own: none of the interrupts works there."""
+    patcher = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
+
+
 def interrupt_here() -> Interrupt:
     """The interrupt for the current thread or greenlet."""
     gevent = sys.modules.get("gevent")

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from celery.app.task import Task
 from celery.exceptions import Reject
@@ -20,8 +20,10 @@ from syncguard.backend import invalid_argument
 from syncguard.fake_lock import fake_lock
 from syncguard.key_templates import Binder, KeySource, key_maker
 from syncguard.short_ttl_warning import SHORT_TTL_MS, warn_of_short_ttl
-from syncguard_celery.acquire import Acquiring, Skipped
-from syncguard_celery.disable_in_tests import locks_disabled
+from syncguard.traceback_locals import clear_locals
+from syncguard_celery.acquire import Acquiring
+from syncguard_celery.contention import Skipped, contend
+from syncguard_celery.disabled_locks import locks_disabled
 from syncguard_celery.interrupt_on_loss import interrupts_disarmed
 from syncguard_celery.options import LockOptions
 from syncguard_celery.outage import (
@@ -29,9 +31,8 @@ from syncguard_celery.outage import (
     republish_after_loss,
     runs_again_after_loss,
 )
-from syncguard_celery.publish_lock.handover import release_after_interrupt
 from syncguard_celery.pydantic_keys import KeyOf, validating
-from syncguard_celery.release import end_hold
+from syncguard_celery.release import end_hold, release_after_interrupt
 from syncguard_celery.running_calls import Holding, enclosing, innermost, put_innermost
 from syncguard_celery.task_call import MARK, call_of, is_bound
 
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_RUNS_LATER = (
+_RUN_LATER: Final = (
+    inspect.isgeneratorfunction,
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+)
+_RUNS_LATER: Final = (
     "Cannot lock a generator or async function: its body runs after the call returns. "
     "Use `with lock()` inside it."
 )
@@ -62,7 +68,7 @@ class LockedFunction:
             raise invalid_argument(
                 "This is already a task: put @locked below @app.task, or use @locked_task alone."
             )
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        if any(runs_later(function) for runs_later in _RUN_LATER):
             raise invalid_argument(_RUNS_LATER)
         self.function = function
         self.options = options
@@ -110,7 +116,7 @@ class LockedFunction:
             call,
             self.options,
             acquiring.backend,
-            acquiring.enter,
+            functools.partial(acquiring.enter, contend),
             acquiring.unavailable_policy,
         )
         holding: Holding | None = None
@@ -127,6 +133,7 @@ class LockedFunction:
             holding = entered
             return _run_under(holding, self.function, args, kwargs)
         except Exception as error:
+            clear_locals(error)
             if holding is not None and runs_again_after_loss(holding, error):
                 raise republish_after_loss(holding, error)  # noqa: B904 - it may be the same error
             raise
@@ -168,9 +175,9 @@ def _run_under(
                     [outer.interrupt for outer in enclosing() if outer is not holding]
                 ):
                     end_hold(holding, error)
-            holding.is_ended = True
+            holding.end()
         except (LockLost, Reject):  # raised by end_hold itself after the release
-            holding.is_ended = True
+            holding.end()
             raise
         finally:
             del error  # a cycle: the traceback holds this frame

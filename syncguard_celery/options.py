@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from syncguard import DEFAULT_TTL_MS, LockBackend
 from syncguard.backend import invalid_argument
+from syncguard_celery.interrupt_on_loss import runs_under_eventlet
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -79,6 +80,11 @@ class LockOptions:
             _require_choice("on_contention", self.on_contention, POLICIES, "or a callable")
         if not callable(self.on_lost):
             _require_choice("on_lost", self.on_lost, get_args(LostMode), "or a callable")
+            if self.on_lost != "signal" and runs_under_eventlet():
+                raise invalid_argument(
+                    f"on_lost={self.on_lost!r} cannot interrupt a task under eventlet: use"
+                    " on_lost='signal' or a callable, or another pool"
+                )
         if not callable(self.on_unavailable):
             _require_choice(
                 "on_unavailable", self.on_unavailable, UNAVAILABLE_POLICIES, "or a callable"

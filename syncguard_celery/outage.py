@@ -25,8 +25,9 @@ from syncguard import LockBackend, LockError, LockInfo, LockLost
 from syncguard_celery.holder_label import task_id_in
 from syncguard_celery.message_header import header_of, unavailable_since_ms
 from syncguard_celery.redelivery import Republished, copy_mark, is_copy
-from syncguard_celery.republishing import below_visibility_timeout, publish_again
+from syncguard_celery.republishing import publish_again
 from syncguard_celery.signals import logger
+from syncguard_celery.visibility_timeout import below_visibility_timeout
 
 if TYPE_CHECKING:
     from syncguard_celery.options import LockOptions, UnavailablePolicy

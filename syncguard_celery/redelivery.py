@@ -31,8 +31,9 @@ from syncguard_celery.message_header import (
     key_digest,
     unavailable_since_ms,
 )
-from syncguard_celery.republishing import below_visibility_timeout, publish_again
+from syncguard_celery.republishing import publish_again
 from syncguard_celery.signals import logger
+from syncguard_celery.visibility_timeout import below_visibility_timeout
 
 if TYPE_CHECKING:
     from celery.app.task import Context

@@ -1,18 +1,19 @@
 """How a call ends its hold of the lock: at every exit, once, and before anything else.
 
-Usually it releases the lock. A task that ends before ``min_hold_ms`` keeps the lock until then. A
-task that will be retried hands its publish-time lock over to the message of the retry, with a new
-lock id.
+Usually it releases the lock, also after a time limit and at a shutdown of the worker. A task that
+ends before ``min_hold_ms`` keeps the lock until then. A task that will be retried hands its
+publish-time lock over to the message of the retry, with a new lock id.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.exceptions import Ignore, Reject, Retry
 
-from syncguard import LockError
+from syncguard import Lock, LockBackend, LockError
 from syncguard.backend import Secret
 from syncguard_celery.holder_label import holder_label
 from syncguard_celery.hot_key_turns import record_hold
@@ -43,6 +44,14 @@ def end_hold(holding: Holding, error: BaseException | None) -> None:
     finally:
         if holding.retry is not None:
             _publish_retry(holding)
+
+
+def release_after_interrupt(block: Lock | None, backend: LockBackend, lock_id: str) -> None:
+    """Clean up after a time limit or a shutdown at any point: end the heartbeat and the lock."""
+    if block is not None:
+        with contextlib.suppress(Exception):
+            block.__exit__(None, None, None)
+    release_quietly(backend, lock_id)
 
 
 def take_handed_over(request: Context) -> str | None:

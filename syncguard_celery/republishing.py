@@ -17,25 +17,12 @@ from syncguard_celery.message_header import put_back, take_lock
 from syncguard_celery.signals import logger
 
 if TYPE_CHECKING:
-    from celery import Celery
     from celery.canvas import Signature
 
     from syncguard_celery.task_call import Call
 
 _PAUSE_S: Final = 1.0
 """The delay between two attempts to publish while the broker is down."""
-
-
-def below_visibility_timeout(app: Celery, delay_ms: float) -> float:
-    """This delay, or half of the broker's ``visibility_timeout`` where that is shorter.
-
-    A worker keeps a message that is not due yet, and does not acknowledge it. Redis and SQS deliver
-    a message again that is not acknowledged within that time.
-    """
-    timeout_s = (app.conf.broker_transport_options or {}).get("visibility_timeout")
-    if not isinstance(timeout_s, (int, float)):
-        return delay_ms
-    return min(delay_ms, timeout_s * 1000 / 2)
 
 
 def publish_again(

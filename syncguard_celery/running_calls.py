@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from syncguard import Held, Lock, LockBackend
+from syncguard.current import running_code
 from syncguard_celery.interrupt_on_loss import Interrupt
 from syncguard_celery.message_header import contended_since_ms
 from syncguard_celery.options import LockOptions
@@ -44,6 +45,17 @@ class Holding:
     is_ended: bool = False
     is_retried: bool = False
     """Whether the task's own retry has been published."""
+    code: object = field(default_factory=running_code, repr=False)
+    """The thread or greenlet that the interrupt would stop."""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the running code holds this lock. Not in a copied context on another thread."""
+        return not self.is_ended and self.code == running_code()
+
+    def end(self) -> None:
+        self.is_ended = True
+        self.code = None  # a copied context may keep this object alive, but not the greenlet
 
     def key_hash(self) -> str:
         return self.backend.hash(self.key)
@@ -77,7 +89,8 @@ def enclosing() -> Iterator[Holding]:
     """All locks that this call stack holds, innermost first."""
     holding = _innermost.get()
     while holding is not None:
-        yield holding
+        if holding.is_here:
+            yield holding
         holding = holding.outer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from syncguard_celery.disable_in_tests import DisabledLocks
+from syncguard_celery.disabled_locks import DisabledLocks
 from syncguard_celery.locked_function import LockedFunction
 from syncguard_celery.task_call import locked_function
 

@@ -23,7 +23,7 @@ from kombu.utils.uuid import uuid
 from syncguard import LockError, LockInfo, get_by_key_raw
 from syncguard_celery.configured_backends import backend_of
 from syncguard_celery.contention import LOOKUP_ATTEMPTS
-from syncguard_celery.disable_in_tests import locks_disabled
+from syncguard_celery.disabled_locks import locks_disabled
 from syncguard_celery.holder_label import holder_label, task_id_in
 from syncguard_celery.locked_function import LockedFunction
 from syncguard_celery.message_header import take_lock
@@ -120,13 +120,15 @@ def _publish_once(
         answer = backend.acquire(key, locked.options.pending_ttl_ms + round(delay_ms), holder=label)
         if answer.ok:
             publish = functools.partial(publish, task_id=task_id)
-            return publish_with_lock(answer.lock_id, backend, task_id, publish)
+            return publish_with_lock(answer.lock_id, backend, task_id, publish, key)
         if given_id is not None:
             break
         info = get_by_key_raw(backend, key)
         if info is None:
             continue
         existing_id = task_id_in(info.holder, task.name)
+        if existing_id == task_id:
+            continue  # an attempt of this call that was answered too late, and is undone now
         if existing_id is not None and _was_revoked_before_start(
             task, existing_id, info, locked.options.ttl_ms
         ):

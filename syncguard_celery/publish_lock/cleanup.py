@@ -21,9 +21,11 @@ from celery.signals import task_postrun, task_received, task_revoked, task_unkno
 
 from syncguard import LockBackend, LockError
 from syncguard_celery.configured_backends import backend_of
+from syncguard_celery.interrupt_on_loss import interrupts_disarmed
 from syncguard_celery.message_header import header_in, hide_lock_id, take_lock
 from syncguard_celery.options import LockOptions
 from syncguard_celery.release import take_handed_over
+from syncguard_celery.running_calls import enclosing
 from syncguard_celery.task_call import locked_function
 
 _WAIT_S: Final = 0.2
@@ -88,7 +90,10 @@ class _ReleaseThread:
         thread = self._thread
         if thread is None or not thread.is_alive():
             thread = threading.Thread(target=self._run, name="syncguard-cleanup", daemon=True)
-            thread.start()
+            # An eager task may end inside of a task. On CPython 3.10 and 3.11 an interrupt of that
+            # task inside of start() would reach the new thread, and start() would wait for ever.
+            with interrupts_disarmed([outer.interrupt for outer in enclosing()]):
+                thread.start()
             self._thread = thread
         if not self._is_stuck:
             self._is_stuck = not tried.wait(_WAIT_S)
