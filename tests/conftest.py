@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine makes examples slow, and is no reason to fail. A fixture for all examples of a test
+# is what these tests want.
+settings.register_profile(
+    "syncguard",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("syncguard")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,3 +29,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.has_plugin("syncguard"):
         config.pluginmanager.import_plugin("syncguard.testing.plugin")
     config.pluginmanager.import_plugin("leak_check")
+
+
+@pytest.fixture(autouse=True)
+def no_undos_of_another_test() -> Iterator[None]:
+    """Drop the undos that a test leaves: their server may be used by the next test, or be gone."""
+    yield
+    module = sys.modules.get("syncguard.redis.undo_thread")
+    if module is not None:
+        module.undo_thread.drop_jobs()

@@ -111,6 +111,21 @@ except Exception as error:
     assert python(script) == said
 
 
+@pytest.mark.parametrize("name", ["RedisBackend", "AsyncRedisBackend"])
+def test_a_dotted_path_to_a_missing_package_says_what_to_install(name):
+    script = f"""if True:
+        import sys
+        sys.modules["redis"] = None
+        from syncguard import LockError, backends
+        try:
+            backends.backend_class("syncguard.redis.{name}")
+        except LockError as error:
+            print(error.code, error)
+    """
+    needs = "needs the package redis: pip install redis"
+    assert python(script) == f"InvalidArgument syncguard.redis.{name} {needs}"
+
+
 @pytest.mark.parametrize("url", ["localhost:6379", "", 7, None, "hunter 2://host", "://host"])
 def test_an_invalid_url_is_refused_without_being_quoted(url):
     with pytest.raises(InvalidArgument, match="looks like redis://") as refused:

@@ -118,7 +118,7 @@ def test_the_countdown_runs(page):
 
 
 def test_a_lock_that_expires_while_it_is_shown_is_marked_expired(page):
-    locks["default"].acquire("short", ttl_ms=1_500)
+    locks["default"].acquire("short", ttl_ms=10_000)
     page.open()
     page.click("#syncguard-pause")
     page.wait_for(lambda: page.text(".field-expires_in") == "expired")

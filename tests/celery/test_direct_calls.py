@@ -101,7 +101,7 @@ class TestAcquiredAtOnceOrAfterWaiting:
         assert call(look).startswith("look@")
 
     def test_losing_the_lock_interrupts_the_call(self, app, syncguard_backend, call):
-        @locked_task(app=app, name="lose", key="k", ttl_ms=600)
+        @locked_task(app=app, name="lose", key="k", ttl_ms=3_000)
         def lose():
             release_as_administrator(syncguard_backend, "k")
             threading.Event().wait(10)

@@ -11,13 +11,13 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from wrapped_backends import WithoutQueue
 
 from syncguard import Turn
-from syncguard_celery import acquire, current_fence, hot_key_turns, locked_task
+from syncguard_celery import contention, current_fence, hot_key_turns, locked_task
 
 
 @pytest.fixture
 def long_slot_wait(monkeypatch):
     """A task waits in its slot for longer than a busy machine delays the test."""
-    for module in (acquire, hot_key_turns):
+    for module in (contention, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 60_000)
 
 
@@ -116,7 +116,7 @@ def test_the_next_task_may_wait_while_the_task_that_waited_runs(
 def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_its_place(
     hot, deliver, syncguard_backend, monkeypatch, waiter
 ):
-    for module in (acquire, hot_key_turns):
+    for module in (contention, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 60)
     with syncguard_backend.acquire("hot", 600_000):
         hot.delay()
@@ -158,7 +158,7 @@ def test_a_soft_time_limit_ends_the_wait_and_frees_the_place(
 def test_contention_and_acquisition_of_a_task_are_logged_once_each(
     hot, deliver, syncguard_backend, monkeypatch, caplog
 ):
-    for module in (acquire, hot_key_turns):
+    for module in (contention, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 10)
     caplog.set_level(logging.INFO, "syncguard.celery")
     with syncguard_backend.acquire("hot", 600_000):
@@ -250,7 +250,7 @@ def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lo
     hot, deliver, syncguard_backend, syncguard_redis, monkeypatch
 ):
     monkeypatch.setattr(hot_key_turns, "_holds", {})
-    for module in (acquire, hot_key_turns):
+    for module in (contention, hot_key_turns):
         monkeypatch.setattr(module, "SLOT_WAIT_MS", 10)
     hot.delay()
     assert deliver().state == "SUCCESS"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 
 import pytest
 from celery import Task
@@ -11,6 +13,7 @@ from wrapped_backends import WrappedBackend, release_as_administrator
 from syncguard import LockLost
 from syncguard.redis import RedisBackend
 from syncguard_celery import (
+    LockContended,
     current_fence,
     current_lock,
     inherited_fence,
@@ -19,6 +22,7 @@ from syncguard_celery import (
     task_lock_lost,
 )
 from syncguard_celery.message_header import key_digest
+from syncguard_celery.running_calls import enclosing
 
 
 def test_a_plain_function_can_be_locked_inside_a_task(app, syncguard_backend):
@@ -49,7 +53,7 @@ def test_a_nested_lock_is_released_before_the_outer_one(app, syncguard_backend):
 def test_reentering_a_lost_lock_raises(app, syncguard_backend):
     depths = []
 
-    @locked_task(app=app, name="again", key="again", ttl_ms=300, on_lost="signal")
+    @locked_task(app=app, name="again", key="again", ttl_ms=3_000, on_lost="signal")
     def again(depth):
         depths.append(depth)
         if depth:
@@ -174,6 +178,62 @@ def test_losing_the_outer_lock_does_not_interrupt_acquiring_or_releasing_the_inn
     assert moments == [moment]
     assert not survived
     assert not syncguard_backend.is_locked("inner")
+
+
+class TestACopiedContext:
+    """A thread that got the context of a task, and runs a locked task itself."""
+
+    @pytest.fixture
+    def inner(self, app):
+        @locked_task(app=app, name="inner", key="k", on_contention="fail")
+        def inner():
+            return current_fence()
+
+        return inner
+
+    @pytest.fixture
+    def context(self, app):
+        """The context of a task that has ended."""
+
+        @locked_task(app=app, name="outer", key="k")
+        def outer():
+            return copy_context()
+
+        return outer()
+
+    def test_acquires_for_itself_after_the_task_has_ended(self, inner, context):
+        assert context.run(current_lock) is None
+        with ThreadPoolExecutor(1) as other:
+            assert other.submit(context.run, inner).result() == "000000000000002"
+
+    def test_is_refused_while_somebody_else_holds_the_lock(self, inner, context, syncguard_backend):
+        with syncguard_backend.acquire("k", 60_000), ThreadPoolExecutor(1) as other:
+            assert isinstance(other.submit(context.run, inner).exception(), LockContended)
+
+    def test_has_no_calls_that_a_loss_would_interrupt(self, context):
+        assert context.run(lambda: list(enclosing())) == []
+
+    def test_does_not_get_the_interrupt_of_the_task(self, app, syncguard_backend, lost):
+        class LosesOuterLock(WrappedBackend):
+            def acquire(self, *args, **options):
+                release_as_administrator(syncguard_backend, "outer")
+                assert lost.wait(20)
+                return self.backend.acquire(*args, **options)
+
+        @locked(key="inner", backend=LosesOuterLock(syncguard_backend), ttl_ms=60_000)
+        def inner():
+            return "ran"
+
+        @locked_task(app=app, name="outer", key="outer", ttl_ms=3_000)
+        def outer():
+            inside.append(other.submit(copy_context().run, inner))
+            threading.Event().wait(60)
+            raise AssertionError("not interrupted")
+
+        inside = []
+        with ThreadPoolExecutor(1) as other, pytest.raises(LockLost):
+            outer()
+        assert inside[0].result() == "ran"
 
 
 class TestTwoLocksUnderOneTask:

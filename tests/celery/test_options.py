@@ -110,7 +110,10 @@ def test_generator_and_async_functions_cannot_be_locked():
 
     async def coroutine(): ...
 
-    for function in (generator, coroutine):
+    async def asynchronous_generator():
+        yield
+
+    for function in (generator, coroutine, asynchronous_generator):
         with pytest.raises(LockError, match="its body runs after the call returns"):
             locked(key="k")(function)
 

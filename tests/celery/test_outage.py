@@ -28,7 +28,8 @@ def publish(task, worker, scene, **options):
 
 def assert_each_ran_once(results, scene):
     assert [result.get(timeout=100) for result in results] == list(range(TASKS))
-    assert sorted(line["number"] for line in scene.notes()) == list(range(TASKS))
+    notes = scene.notes()
+    assert sorted(line["number"] for line in notes) == list(range(TASKS)), notes
 
 
 def test_no_task_fails_when_redis_does_not_answer_for_a_while(

@@ -315,7 +315,7 @@ def test_the_start_of_the_contention_is_kept_through_an_outage(
 
 @pytest.mark.parametrize("policy", ["skip", "fail", "retry"])
 def test_an_attempt_whose_answer_was_lost_is_not_contention(
-    make, deliver, syncguard_redis, syncguard_backend, eventually, policy
+    make, deliver, syncguard_redis, eventually, policy
 ):
     with syncguard_redis.client(socket_timeout=0.3, retry=None) as client:
         backend = RedisBackend(client)
@@ -324,8 +324,8 @@ def test_an_attempt_whose_answer_was_lost_is_not_contention(
         task.delay()
         with syncguard_redis.paused():
             assert deliver().state == "RETRY"
-        eventually(lambda: syncguard_backend.is_locked("k"))  # by the attempt without an answer
-        states = [deliver().state]
+        # The attempt without an answer may have the lock for a moment, until it is undone.
+        states = []
         eventually(lambda: states.append(deliver().state) or states[-1] != "RETRY")
         assert states[-1] == "SUCCESS"
         backend.close()

@@ -203,7 +203,7 @@ def test_an_interrupt_at_any_line_leaves_no_lock_no_heartbeat_and_no_current_loc
     assert not lost
 
 
-UNCATCHABLE = {"enter", "release_after_interrupt", "release_quietly", "arm", "disarm"}
+UNCATCHABLE = {"attempt", "release_after_interrupt", "release_quietly", "arm", "disarm"}
 """Here no code of ours can clean up: between the server's answer and the assignment of the lock id,
 and in the cleanup itself. Such a lock is not extended, and expires after its TTL. In ``arm`` and
 ``disarm`` a ``threading.Lock`` is held, and a tracer interrupts where a signal does not."""

@@ -108,8 +108,11 @@ def test_after_kill_9_of_the_whole_worker_another_worker_gets_a_higher_fence(
     # Redis delivers an unacknowledged message again after this time: now start another worker.
     monkeypatch.setenv("WORKER_APP_VISIBILITY", "1")
     eventually(lambda: worker_app.unacked_for(result.id) > 1.5)
-    start_worker("prefork", 1, queue=worker.queue)
-    assert result.get(timeout=60) == "000000000000002"
+    another = start_worker("prefork", 1, queue=worker.queue)
+    try:
+        assert result.get(timeout=60) == "000000000000002"
+    finally:
+        another.stop()  # else it would take the messages of the next tests, too
 
 
 def test_a_message_that_is_delivered_twice_never_has_two_holders(

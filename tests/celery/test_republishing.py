@@ -160,7 +160,7 @@ def test_a_retry_meets_contention_if_another_holder_acquires_the_lock_first(
     def task():
         return "ran"
 
-    monkeypatch.setattr("syncguard_celery.acquire._PREDECESSOR_WAIT_MS", 200)
+    monkeypatch.setattr("syncguard_celery.contention._PREDECESSOR_WAIT_MS", 200)
     predecessor = syncguard_backend.acquire("k", 20_000)
     came_with = {"after": {key_digest("k"): predecessor.fence}}
     assert task.apply(headers={HEADER: came_with}).get() == "overtaken"

@@ -26,8 +26,8 @@ ONCE = Acquisition(max_retries=0, timeout_ms=0)
 
 @pytest.fixture
 def app(app, settings, syncguard_redis):
-    """The app with the locks of Django's default alias, which is the default."""
-    settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url}}
+    """The app with the locks of Django's default alias, which is the default. Fences begin at 1."""
+    settings.SYNCGUARD = {"default": {"LOCATION": syncguard_redis.url, "FENCE_FLOOR": None}}
     app.conf.syncguard_backend = None
     return app
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from databases import database, mariadb_database, postgres_database  # noqa: F401 - fixtures
+from databases import (  # noqa: F401 - fixtures
+    database,
+    locks_in_postgres,
+    mariadb_database,
+    postgres_database,
+)
 from temporary_databases import (  # noqa: F401 - fixtures
     mariadb_settings,
     postgres_settings,
@@ -25,10 +30,15 @@ from syncguard_django.signals import (
 
 @pytest.fixture
 def configure(settings, syncguard_redis):
-    """Set the settings of the alias ``default``, on an empty Redis."""
+    """Set the settings of the alias ``default``, on an empty Redis. Fences begin at 1."""
 
     def set_default(**entry):
-        entry = {"LOCATION": syncguard_redis.url, "KEY_PREFIX": "testsite", **entry}
+        entry = {
+            "LOCATION": syncguard_redis.url,
+            "KEY_PREFIX": "testsite",
+            "FENCE_FLOOR": None,
+            **entry,
+        }
         settings.SYNCGUARD = {"default": entry}
 
     return set_default

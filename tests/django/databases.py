@@ -17,14 +17,28 @@ from django.core.management import call_command
 from django.db import connections, models, transaction
 from temporary_databases import temporary_database
 
+from syncguard_django import locks
+
 
 @contextmanager
 def migrated(alias: str, settings: dict[str, object]) -> Iterator[str]:
     """Register the database in Django under this alias, and create all tables."""
     with temporary_database(alias, settings):
         call_command("migrate", database=alias, run_syncdb=True, verbosity=0)
+        start_sequences_beyond_the_ids_of_tests(alias)
         connections[alias].close()
         yield alias
+
+
+def start_sequences_beyond_the_ids_of_tests(alias: str) -> None:
+    """A test that chooses the id 7 must not meet a row to which PostgreSQL gave the id 7."""
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        return  # The others give the highest id plus one.
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT quote_ident(sequencename) FROM pg_sequences")
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"ALTER SEQUENCE {name} RESTART WITH 1000000")
 
 
 @contextmanager
@@ -51,6 +65,23 @@ def postgres_database(django_db_setup, django_db_blocker, postgres_settings):  #
     """The alias of a database on a PostgreSQL of our own, with all tables."""
     with django_db_blocker.unblock(), migrated("postgres", postgres_settings) as alias:
         yield alias
+
+
+@pytest.fixture
+def locks_in_postgres(postgres_database, settings, django_db_blocker):
+    """The alias of a database on PostgreSQL that also has the locks of the test site."""
+    settings.SYNCGUARD = {
+        "default": {
+            "BACKEND": "syncguard.postgres.PostgresBackend",
+            "DATABASE": postgres_database,
+            "KEY_PREFIX": "testsite",
+        }
+    }
+    with django_db_blocker.unblock():
+        locks["default"].setup()
+        yield postgres_database
+        locks.reset()
+        connections[postgres_database].close()
 
 
 @pytest.fixture(scope="session")

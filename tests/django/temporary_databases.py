@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import mariadb
-import postgres
 import pytest
 from django.db import OperationalError, connections
 
@@ -24,13 +23,16 @@ def sqlite_settings(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def postgres_settings():
+def postgres_settings(syncguard_postgres_server):
     """Django's settings of a database on a PostgreSQL of our own."""
-    try:
-        with postgres.postgres_server() as where:
-            yield {"ENGINE": "django.db.backends.postgresql", **where}
-    except postgres.UnavailableError as why:
-        pytest.skip(f"not tested on PostgreSQL: {why}")
+    server = syncguard_postgres_server
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": server.host,
+        "PORT": str(server.port),
+        "USER": server.user,
+        "NAME": server.database,
+    }
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +62,7 @@ def temporary_database(alias: str, settings: dict[str, object]) -> Iterator[str]
 
 def wait_until_ready(alias: str) -> None:
     """Wait until a server that was just started accepts connections."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 200
     while True:
         try:
             connections[alias].ensure_connection()

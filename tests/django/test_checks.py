@@ -109,6 +109,7 @@ def test_an_option_in_the_query_and_in_options_is_a_warning(found):
         ("shop", "shop", True),
         ("shop", "shop:eu", True),
         ("shop:", "shop", True),
+        ("shop", ":", True),
         ("shop", "shopping", False),
         ("shop", "bank", False),
     ],
@@ -119,6 +120,25 @@ def test_overlapping_prefixes_on_one_redis_are_a_warning(found, one, other, over
         "other": {"LOCATION": "redis://127.0.0.1", "KEY_PREFIX": other},
     }
     assert ("syncguard.W001" in found(aliases)) is overlap
+
+
+@pytest.mark.parametrize("outer", ["shop", "shop:"])
+def test_the_warning_of_nested_prefixes_names_two_keys_that_are_one_lock(found, outer):
+    message = found(
+        {
+            "all": {"LOCATION": "redis://", "KEY_PREFIX": outer},
+            "eu": {"LOCATION": "redis://", "KEY_PREFIX": "shop:eu"},
+        }
+    )["syncguard.W001"]
+    assert '"eu:order" of SYNCGUARD["all"] and the key "order" of SYNCGUARD["eu"]' in message.msg
+    assert "two fence counters" in message.msg
+    assert 'begins with another one and ":"' in message.hint
+
+
+def test_the_warning_of_equal_prefixes_says_that_all_locks_are_shared(found):
+    entry = {"LOCATION": "redis://", "KEY_PREFIX": "shop"}
+    message = found({"one": entry, "two": entry})["syncguard.W001"]
+    assert "every lock of one is also a lock of the other" in message.msg
 
 
 @pytest.mark.parametrize("elsewhere", ["redis://localhost/1", "redis://other", "unix:///r.sock"])
@@ -134,7 +154,14 @@ CACHE = {
 
 def test_sharing_a_database_with_a_cache_is_a_warning(found):
     messages = found({"default": {"CACHE": "main"}}, caches={"main": CACHE})
-    assert "cache.clear() is FLUSHDB" in messages["syncguard.W002"].msg
+    text = messages["syncguard.W002"].msg
+    assert text.endswith("cache.clear() is FLUSHDB. It deletes live locks.")
+
+
+def test_without_the_floor_the_warning_names_the_fences_too(found):
+    entry = {"CACHE": "main", "FENCE_FLOOR": None}
+    messages = found({"default": entry}, caches={"main": CACHE})
+    assert messages["syncguard.W002"].msg.endswith("live locks, and fences restart at 1.")
 
 
 def test_a_location_with_the_database_of_a_cache_is_a_warning(found):
@@ -142,9 +169,9 @@ def test_a_location_with_the_database_of_a_cache_is_a_warning(found):
     assert list(messages) == ["syncguard.W002"]
 
 
-@pytest.mark.parametrize("remedy", [{"FENCE_FLOOR": "clock"}, {"OPTIONS": {"db": 1}}])
-def test_a_fence_floor_or_a_separate_database_silences_the_warning(found, remedy):
-    assert found({"default": {"CACHE": "main", **remedy}}, caches={"main": CACHE}) == {}
+def test_a_separate_database_silences_the_warning(found):
+    entry = {"CACHE": "main", "OPTIONS": {"db": 1}}
+    assert found({"default": entry}, caches={"main": CACHE}) == {}
 
 
 def test_a_cache_without_redis_causes_no_warning(found):

@@ -264,16 +264,16 @@ def test_a_view_whose_redis_is_down_does_not_respond_423(configure, syncguard_re
 
 
 def test_the_short_ttl_warning_points_at_the_function_or_the_block(configure):
-    configure(TTL_MS=30)
+    configure(TTL_MS=997)
 
     @locked(key="a")
     def of_the_alias(): ...
 
-    @locked(key="b", ttl_ms=40)
+    @locked(key="b", ttl_ms=998)
     async def of_its_own(): ...
 
     def block():
-        with lock("c", 50):
+        with lock("c", 999):
             pass
 
     with warnings.catch_warnings(record=True) as told:

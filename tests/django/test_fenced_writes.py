@@ -13,7 +13,7 @@ from django.db.models.signals import post_save
 from testsite.models import Booking, Branch, Document, Entry, Letter, Parcel, Reminder, Tag
 
 from syncguard import LockError, format_fence
-from syncguard_django.fencing import NO_FENCE, FencedQuerySet, StaleFence, row_writes
+from syncguard_django.fencing import NO_FENCE, FencedQuerySet, StaleFence, fenced_save
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
 
@@ -160,14 +160,14 @@ def test_a_child_can_be_added_to_an_existing_parent_with_the_fence(database):
 def test_a_parent_that_another_holder_inserts_meanwhile_is_not_overwritten(database, monkeypatch):
     # The holder with fence 3 inserts only the parent, after the holder with fence 2 found no row.
     letter = Letter(pk=7, title="late", pages=1)
-    insert = row_writes._save_new
+    insert = fenced_save._save_new
 
     def insert_late(row, using):
         if row is letter:
             Document(pk=7, title="other").save_fenced(THREE, using=database)
         insert(row, using)
 
-    monkeypatch.setattr(row_writes, "_save_new", insert_late)
+    monkeypatch.setattr(fenced_save, "_save_new", insert_late)
     with pytest.raises((StaleFence, IntegrityError)):
         letter.save_fenced(TWO, using=database)
 

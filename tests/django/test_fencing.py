@@ -15,7 +15,7 @@ from testsite.models import Account
 
 from syncguard import LockError, format_fence
 from syncguard_django import fencing, lock, locks
-from syncguard_django.fencing import NO_FENCE, StaleFence, guard, key_guard, row_writes
+from syncguard_django.fencing import NO_FENCE, StaleFence, fenced_save, guard, key_guard
 from syncguard_django.models import FenceMark
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
@@ -70,7 +70,8 @@ def test_outside_a_transaction_it_is_refused(database):
 
 
 def test_the_former_holder_of_a_real_lock_is_refused(database, backend):
-    late = backend.acquire("invoice:42", ttl_ms=50)
+    late = backend.acquire("invoice:42", ttl_ms=60_000)
+    assert late.extend(500)
     with lock("invoice:42") as held:  # waits until the first has expired
         write(held.fence, database)
     with pytest.raises(StaleFence):
@@ -251,10 +252,10 @@ def test_a_save_that_fails_claims_nothing(database):
 def test_a_row_that_another_holder_inserts_meanwhile_is_claimed(
     database, monkeypatch, fence, balance
 ):
-    claim = row_writes.claim_row
+    claim = fenced_save.claim_row
     Account(pk=7).save_fenced(TWO, using=database)
     answers = iter([lambda *_: False])  # the first claim finds no row
-    monkeypatch.setattr(row_writes, "claim_row", lambda *row: next(answers, claim)(*row))
+    monkeypatch.setattr(fenced_save, "claim_row", lambda *row: next(answers, claim)(*row))
     account = Account(pk=7, balance=5)
     if fence == ONE:
         with pytest.raises(StaleFence):

@@ -52,7 +52,7 @@ COMMANDS = {
 
 
 @contextmanager
-def serving(server, database, redis_url, log):
+def serving(server, database, locks, log):
     """The address of a web server of four processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -63,7 +63,7 @@ def serving(server, database, redis_url, log):
         "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         "DJANGO_SETTINGS_MODULE": "counting_site.settings",
         "COUNTING_DATABASE": json.dumps(database),
-        "COUNTING_REDIS": redis_url,
+        "COUNTING_LOCKS": json.dumps(locks),
     }
     command = [sys.executable, "-m", server, *COMMANDS[server], where[server]]
     with log.open("wb") as output:
@@ -79,7 +79,7 @@ def serving(server, database, redis_url, log):
 
 
 def _wait_until_ready(address, process, log):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while True:
         try:
             return visit(address)
@@ -102,11 +102,12 @@ def sites(tmp_path_factory):
     started = {}
     with RedisServer() as redis, ExitStack() as stack:
 
-        def site(server, database):
-            key = server, json.dumps(database)
+        def site(server, database, locks):
+            locks = locks or {"LOCATION": redis.url}
+            key = server, json.dumps(database), json.dumps(locks)
             if key not in started:
                 log = tmp_path_factory.mktemp(server) / "log"
-                started[key] = stack.enter_context(serving(server, database, redis.url, log))
+                started[key] = stack.enter_context(serving(server, database, locks, log))
             return started[key]
 
         yield site
@@ -116,17 +117,29 @@ def sites(tmp_path_factory):
 def lost_updates(request, sites, django_db_blocker):
     """How many of the requests that were answered are missing from the counter."""
 
-    def run(server, view, database, **settings):
+    def run(server, view, database, *, locks=None, **settings):
         entry = {**request.getfixturevalue(f"{database}_settings"), **settings}
         with django_db_blocker.unblock(), temporary_database("counting", entry) as alias:
             start_counting(alias)
-            address = f"{sites(server, entry)}/{view}/"
+            address = f"{sites(server, entry, locks)}/{view}/"
             with ThreadPoolExecutor(AT_ONCE) as clients:
                 answers = list(clients.map(visit, [address] * REQUESTS))
             assert answers == [b"counted"] * REQUESTS
             return REQUESTS - counted(alias)
 
     return run
+
+
+@pytest.mark.parametrize("server", COMMANDS)
+def test_locks_in_the_database_of_atomic_requests_lose_no_update(
+    lost_updates, syncguard_postgres, server
+):
+    """The lock is committed at once, on another connection than the transaction of the view."""
+    assert syncguard_postgres.is_running  # and has the tables of the locks
+    locks = {"BACKEND": "syncguard.postgres.PostgresBackend", "DATABASE": "default"}
+    # Django refuses ATOMIC_REQUESTS for async views.
+    view, is_atomic = ("plain", True) if server == "gunicorn" else ("async", False)
+    assert lost_updates(server, view, "postgres", locks=locks, ATOMIC_REQUESTS=is_atomic) == 0
 
 
 @pytest.mark.parametrize("database", ["postgres", "sqlite"])

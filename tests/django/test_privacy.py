@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
+from queue import SimpleQueue
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.test import Client
 from django.urls import reverse
-from django.views.debug import SafeExceptionReporterFilter
+from django.views.debug import SafeExceptionReporterFilter, technical_500_response
 
 from syncguard import Acquisition, LockError
 from syncguard.testing import RedisServer
-from syncguard_django import lock, locks
+from syncguard_django import current_lock, lock, locked, locks
 
 pytestmark = pytest.mark.django_db
 
@@ -125,6 +127,15 @@ def test_the_debug_page_does_not_show_the_password_when_redis_is_down(settings, 
     assert_none_in(debug_page(), [PASSWORD])
 
 
+def test_the_debug_page_does_not_show_the_password_of_another_address(settings, debug_page):
+    options = {"listen_url": f"postgresql://ann:{PASSWORD}@127.0.0.1:1/shop"}
+    location = "postgresql://127.0.0.1:1/shop"
+    settings.SYNCGUARD = {"default": {"LOCATION": location, "OPTIONS": options}}
+    html = debug_page()
+    assert "listen_url" in html
+    assert_none_in(html, [PASSWORD])
+
+
 def test_the_debug_page_does_not_show_a_password_that_redis_refused(
     settings, debug_page, guarded_redis
 ):
@@ -167,3 +178,38 @@ def test_an_error_of_a_lock_prints_no_secret(secrets):
     with pytest.raises(LockError) as raised, lock(KEY, acquisition=at_once):
         pass
     assert_none_in(f"{raised.value} {raised.value!r}", secrets)
+
+
+# -- the variables of our frames ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["settle", "asettle", "class", "dispatch", "adispatch"])
+def test_the_debug_page_of_a_dead_redis_does_not_show_the_key(settings, path):
+    """The frames of Django show the argument of the view, and not the key made from it."""
+    settings.DEBUG = True
+    settings.SYNCGUARD = {"default": {"LOCATION": f"redis://:{PASSWORD}@127.0.0.1:1/0"}}
+    response = Client(raise_request_exception=False).get(f"/{path}/771234/")
+    assert response.status_code == 500
+    html = response.content.decode()
+    assert "ServiceUnavailable" in html
+    assert "771234" in html
+    assert_none_in(html, ["invoice:771234", PASSWORD])
+
+
+def test_the_debug_page_of_a_view_that_fails_under_its_lock_does_not_show_the_key(
+    settings, guarded_redis, rf
+):
+    settings.SYNCGUARD = {"default": {"LOCATION": guarded_redis.url}}
+    seen = SimpleQueue()  # its repr does not show what it holds
+
+    @locked(key="invoice:{invoice_id}")
+    def settle(request, invoice_id):  # noqa: ARG001
+        seen.put(current_lock().lock_id)
+        raise ValueError
+
+    try:
+        settle(rf.get("/"), invoice_id=771234)
+    except ValueError:
+        html = technical_500_response(rf.get("/"), *sys.exc_info()).content.decode()
+    assert "771234" in html
+    assert_none_in(html, [f"invoice:{771234}", seen.get(), PASSWORD])

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
+from same_health import assert_same_health
 
 from syncguard import LockError
-from syncguard.redis import RedisBackend, ServerReport, inspect_server, server_time_ms
-from syncguard.redis.health import read_report
+from syncguard.redis import (
+    AsyncRedisBackend,
+    RedisBackend,
+    ServerReport,
+    inspect_server,
+    server_time_ms,
+)
+from syncguard.redis.server_report import read_report
 from syncguard.testing import RedisServer
 
 HEALTHY = ServerReport(
@@ -113,6 +121,30 @@ def test_persistence_is_unknown_on_a_server_that_forbids_config():
     with RedisServer(config=['rename-command CONFIG ""']) as server:
         with RedisBackend.from_url(server.url) as backend:
             assert inspect_server(backend).rdb is None
+
+
+def test_asyncio_the_health_of_a_server_is_that_of_its_blocking_twin(syncguard_redis):
+    async def read():
+        async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
+            await backend.acquire("k", ttl_ms=60_000)
+            return await backend.health()
+
+    found = asyncio.run(read())
+    with RedisBackend.from_url(syncguard_redis.url) as backend:
+        expected = backend.health()
+    assert_same_health(found, expected)
+    assert found.fields["liveLocks"] == 1
+
+
+def test_asyncio_a_dead_server_raises_a_lock_error():
+    async def read():
+        async with AsyncRedisBackend.from_url("redis://:hunter2@127.0.0.1:1/0") as backend:
+            await backend.health()
+
+    with pytest.raises(LockError) as raised:
+        asyncio.run(read())
+    assert raised.value.code == "ServiceUnavailable"
+    assert "hunter2" not in f"{raised.value} {raised.value!r}"
 
 
 def test_a_dead_server_raises_a_lock_error():

@@ -30,6 +30,13 @@ def test_an_address_is_enough():
     assert alias.acquisition == Acquisition()
     assert dict(alias.options) == {"db": 2}
     assert not alias.telemetry
+    assert alias.fence_floor == "clock"
+
+
+def test_the_fence_floor_can_be_switched_off_and_is_off_for_a_backend_without_one():
+    assert read_default(LOCATION="redis://", FENCE_FLOOR=None).fence_floor is None
+    bare = read_default(LOCATION="dict://x", BACKEND="dict_backend.DictBackend")
+    assert bare.fence_floor is None
 
 
 def test_everything_can_be_set():
@@ -131,12 +138,31 @@ def test_an_unknown_setting_is_refused_with_a_suggestion():
 
 
 def test_a_setting_similar_to_no_other_is_refused_with_the_list():
-    assert "The settings are BACKEND, LOCATION," in refusal_of(LOCATION="redis://", COLOUR="red")
+    assert "The settings are BACKEND, LOCATION," in refusal_of(LOCATION="redis://", WEIGHT="7")
 
 
-@pytest.mark.parametrize("entry", [{}, {"LOCATION": "redis://", "CACHE": "default"}])
-def test_exactly_one_of_location_and_cache_is_needed(entry):
-    assert 'LOCATION"] or CACHE must be given, and not both' in refusal_of(**entry)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"LOCATION": "redis://", "CACHE": "default"},
+        {"LOCATION": "redis://", "DATABASE": "default"},
+        {"CACHE": "default", "DATABASE": "default"},
+    ],
+)
+def test_exactly_one_of_location_cache_and_database_is_needed(entry):
+    text = refusal_of(**entry)
+    assert 'LOCATION"] or CACHE or DATABASE must be given, and only one of them' in text
+
+
+def test_a_database_that_the_project_does_not_have_is_refused():
+    assert 'DATABASE"] must be the name of a DATABASES entry' in refusal_of(DATABASE="other")
+
+
+def test_a_database_needs_a_backend_that_uses_one():
+    setting, databases = {"default": {"DATABASE": "default"}}, {"default": {"NAME": "shop"}}
+    with pytest.raises(ImproperlyConfigured, match='DATABASE"\\] needs a BACKEND that uses a'):
+        read(setting, {}, databases=databases).of("default")
 
 
 @pytest.mark.parametrize("setting", [None, {}, [], "redis://"])

@@ -86,7 +86,7 @@ def test_a_lock_lost_because_redis_is_down_is_signalled(configure, received, syn
     reported = []
     with (
         pytest.raises(LockLost),
-        lock("invoice:42", ttl_ms=300, auto_extend=True, on_lost=reported.append) as held,
+        lock("invoice:42", ttl_ms=3_000, auto_extend=True, on_lost=reported.append) as held,
     ):
         syncguard_redis.kill()
         wait_for(lambda: reported)

@@ -225,6 +225,8 @@ def test_an_id_or_a_key_that_begins_with_a_dash_is_not_read_as_an_option(capsys)
     typed = capsys.readouterr()
     assert "me" in typed.out
     assert typed.err == ""
+    assert "me" in run("--key", "--key").out
+    assert run("--lock-id", "-" * 22).out == "Not locked.\n"
 
 
 @pytest.mark.usefixtures("backend")
@@ -408,7 +410,7 @@ def test_a_healthy_server_exits_with_0(settings):
 
 def test_warnings_exit_with_1(settings):
     with RedisServer(config=["maxmemory-policy allkeys-lru"]) as server:
-        settings.SYNCGUARD = {"default": {"LOCATION": server.url}}
+        settings.SYNCGUARD = {"default": {"LOCATION": server.url, "FENCE_FLOOR": None}}
         result = run("--check")
         [report] = run_json("--check")
     assert result.code == 1

@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 CATEGORIES = {
     # python
     "run": "executed; the blocks of a page share their names, in order",
+    "postgres": "executed like run, with the data and the locks of the shop in a PostgreSQL",
     "pytest": "a test module, which has to pass",
     "types": "checked by mypy, not executed",
     "file": "a file of a project that a test builds and runs: PATH, or PATH append",

@@ -27,7 +27,7 @@ SITE = HERE / "shopsite"
 PACKAGES = Path(syncguard.__file__).parents[1]
 """Where SyncGuard is imported from: installed, or this checkout."""
 
-PYTHON_CATEGORIES = {"run", "pytest", "types", "file"}
+PYTHON_CATEGORIES = {"run", "postgres", "pytest", "types", "file"}
 SHELL_CATEGORIES = {"install", "tox", "manage", "project", "worker"}
 
 INSTALLERS = (

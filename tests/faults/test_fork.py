@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import redis
+from call_later import call_later
 from wait_until import TTL_MS, wait_until, wait_until_extended
 
 from syncguard import Acquisition, LockError, LockEvent, lock, with_telemetry
 from syncguard.redis import RedisBackend
-from syncguard.redis._transport.connections import runner_pool
-from syncguard.redis.waiter import Listeners
+from syncguard.testing import RedisServer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
@@ -131,6 +135,37 @@ def test_a_child_that_closes_the_backend_does_not_stop_the_parents_heartbeat(
     assert not caplog.records
 
 
+@pytest.mark.parametrize("pool_class", [redis.ConnectionPool, redis.BlockingConnectionPool])
+def test_a_fork_while_another_thread_is_in_the_pool_does_not_block_the_child(
+    syncguard_redis: RedisServer, pool_class: type[redis.ConnectionPool]
+) -> None:
+    """redis-py 8 acquires the pool's lock in the child, where the thread that has it is gone."""
+    pool = pool_class(port=syncguard_redis.port)
+    with redis.Redis(connection_pool=pool) as client, RedisBackend(client) as backend:
+        backend.release(_acquire(backend, "warm"))
+        inside, leave = threading.Event(), threading.Event()
+
+        def stay_in_pool() -> None:
+            with pool._lock:
+                inside.set()
+                leave.wait()
+
+        thread = threading.Thread(target=stay_in_pool)
+        thread.start()
+        inside.wait()
+        try:
+
+            def ask() -> None:
+                signal.alarm(20)  # ends a child that hangs
+                assert not backend.is_locked("k")
+
+            in_child(ask)
+        finally:
+            leave.set()
+            thread.join()
+            pool.disconnect()
+
+
 def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) -> None:
     """Parent and child must not share the connection that the backend keeps between calls."""
     backend.release(_acquire(backend, "warm"))
@@ -151,18 +186,29 @@ def test_parent_and_child_never_read_each_others_replies(backend: RedisBackend) 
     assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
 
 
-def test_waiters_of_the_parent_do_not_count_in_the_child(backend: RedisBackend) -> None:
-    pool = runner_pool(backend._client)
-    assert pool is not None
-    listeners = Listeners()
-    listeners._inside = set(range(pool.max_connections))
-    assert not listeners.admit(object(), pool)
+def test_a_child_does_not_use_the_connection_on_which_its_parent_waits(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    far = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
 
-    def listen() -> None:
-        assert listeners.admit(object(), pool)
+    def wait_for(key: str) -> str:
+        with lock(backend, key, ttl_ms=60_000, acquisition=far) as held:
+            return held.fence
 
-    in_child(listen)
-    assert not listeners.admit(object(), pool)
+    def wait_and_be_woken() -> None:
+        childs_own = backend.acquire("of the child", ttl_ms=60_000)
+        assert childs_own.ok
+        with call_later(0.2, childs_own.release):
+            wait_for("of the child")
+
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(wait_for, "k")
+        wait_until(lambda: observer.info("clients")["blocked_clients"] == 1)
+        in_child(wait_and_be_woken)
+        holder.release()
+        assert waiting.result(timeout=20) > holder.fence
 
 
 def _acquire(backend: RedisBackend, key: str) -> str:

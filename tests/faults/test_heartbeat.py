@@ -28,6 +28,7 @@ from syncguard._heartbeat.backend_connection import BackendConnection, WakeableS
 from syncguard._heartbeat.heartbeat_thread import HeartbeatThread
 from syncguard.clock import holder_clock_ms
 from syncguard.redis import RedisBackend
+from syncguard.redis.script_calls import MAX_EXTENDED_TOGETHER
 from syncguard.testing import RedisServer
 
 
@@ -79,7 +80,7 @@ def test_the_deadline_counts_from_the_request_and_not_from_the_answer(
     with backend_on(frail_redis.port) as backend:
         with lock(backend, "k", ttl_ms=6_000, auto_extend=True) as held:
             wait_until_extended(held)
-            connection = heartbeat._heartbeat.thread.connections[id(backend)]
+            connection = heartbeat._heartbeat.thread.connections[id(backend), None]
             before = held.expires_at_ms
             with frail_redis.paused():
                 wait_until(lambda: bool(connection.in_flight))
@@ -91,14 +92,18 @@ def test_the_deadline_counts_from_the_request_and_not_from_the_answer(
 def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: RedisServer) -> None:
     with ExitStack() as stack:
         backends = [stack.enter_context(backend_on(syncguard_redis.port)) for _ in range(4)]
+        for backend in backends:
+            with lock(backend, "k", ttl_ms=6_000, auto_extend=True):
+                needed_by_one_lock = len(syncguard_threads())
         helds = [
             stack.enter_context(lock(backends[n % 4], f"k{n}", ttl_ms=6_000, auto_extend=True))
             for n in range(1_000)
         ]
         first = {held.lock_id: held.expires_at_ms for held in helds}
         wait_until(lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds), within_s=60)
-        # Idle threads of other tests end after a while.
-        wait_until(lambda: syncguard_threads() == ["syncguard-heartbeat"], within_s=60)
+        assert heartbeat_threads() == ["syncguard-heartbeat"]
+        # A thread that opened a connection ends after a while.
+        wait_until(lambda: len(syncguard_threads()) <= needed_by_one_lock, within_s=60)
         assert not any(held.lost for held in helds)
 
 
@@ -147,7 +152,7 @@ def test_a_connection_that_the_server_closed_while_idle_does_not_keep_the_thread
     with backend_on(frail_redis.port) as backend:
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
             wait_until_extended(held)
-            connection = heartbeat._heartbeat.thread.connections[id(backend)]
+            connection = heartbeat._heartbeat.thread.connections[id(backend), None]
             assert connection.channel is not None
             with frail_redis.client() as client:
                 client.client_kill_filter(_type="normal", skipme=True)
@@ -174,10 +179,11 @@ def test_half_a_reply_from_one_server_does_not_stop_the_others(
 def test_what_does_not_fit_the_send_buffer_is_sent_when_the_socket_is_writable(
     syncguard_redis: RedisServer, telemetry: bool
 ) -> None:
-    extensions = [(generate_lock_id(), 1_000) for _ in range(5_000)]
+    requests = 150
+    extensions = [(generate_lock_id(), 1_000) for _ in range(requests * MAX_EXTENDED_TOGETHER)]
     answers: list[ExtendResult | LockError] = []
     with (
-        Buffering(syncguard_redis.port, len(extensions)) as relay,
+        Buffering(syncguard_redis.port, requests) as relay,
         backend_on(relay.port) as bare,
         closing(WakeableSelector()) as selector,
     ):
@@ -200,12 +206,12 @@ def test_what_does_not_fit_the_send_buffer_is_sent_when_the_socket_is_writable(
 
 
 class Buffering(Relay):
-    """Reads nothing until ``reads`` is set, then forwards the extensions when all have arrived."""
+    """Reads nothing until ``reads`` is set, then forwards the requests when all have arrived."""
 
-    def __init__(self, port: int, extensions: int) -> None:
+    def __init__(self, port: int, requests: int) -> None:
         super().__init__(port)
         self.reads = threading.Event()
-        self._extensions = extensions
+        self._requests = requests
         self._buffer = bytearray()
         self._complete = False
 
@@ -215,7 +221,7 @@ class Buffering(Relay):
             return data
         self.reads.wait(20)
         self._buffer += data
-        self._complete = self._buffer.count(b"EVAL") >= self._extensions
+        self._complete = self._buffer.count(b"EVAL") >= self._requests
         return bytes(self._buffer) if self._complete else b""
 
 

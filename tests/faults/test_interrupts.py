@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from types import FrameType, SimpleNamespace
+from types import FrameType
 
 import pytest
 import redis
@@ -17,6 +17,7 @@ from wait_until import wait_until
 
 from syncguard import Acquisition, LockLost, lock
 from syncguard.redis import RedisBackend
+from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
@@ -62,6 +63,7 @@ def test_an_interrupted_acquire_leaves_no_lock_and_raises_the_interrupt(
         with pytest.raises(interrupt):
             interrupt_while_redis_hangs(server)
             backend.acquire("k", ttl_ms=60_000)
+        wait_until(lambda: undo_thread.pending == 0)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
 
@@ -77,25 +79,9 @@ def test_an_interrupted_adopt_leaves_no_lock_and_raises_the_interrupt(
         with pytest.raises(interrupt):
             interrupt_while_redis_hangs(server)
             backend.adopt(adopted.lock_id, ttl_ms=60_000)
+        wait_until(lambda: undo_thread.pending == 0)
         assert not backend.is_locked("k")
         assert backend.count_live_locks() == 0
-
-
-def test_an_acquire_that_arrives_after_its_undo_is_undone_too(
-    server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with backend_on(server.port) as backend:
-        call = backend.acquire_call("k", 60_000, None, 0)
-        arrived: list[object] = []
-
-        def sleep(seconds: float) -> None:
-            if seconds and not arrived:
-                arrived.append(backend.run_acquire(call, 60_000))
-
-        monkeypatch.setattr("syncguard.redis.redis_backend.time", SimpleNamespace(sleep=sleep))
-        backend.undo(call.lock_id)
-        assert arrived
-        assert not backend.is_locked("k")
 
 
 def test_after_an_interrupt_no_call_reads_the_reply_of_another_call(
@@ -166,16 +152,15 @@ def test_an_interrupt_at_any_line_of_syncguard_leaves_no_lock(server: RedisServe
 
 
 AT_EVERY_LINE = """
-import sys
+import sys, time
 import redis
 from syncguard import current_lock, lock
 from syncguard.redis import RedisBackend
-from syncguard.redis import redis_backend
+from syncguard.redis.undo_thread import undo_thread
 
 class TimeLimit(Exception):
     pass
 
-redis_backend.UNDO_PAUSES_S = (0.0,)  # no request is in flight: interrupts come between lines
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))
 lines_left, place = 0, []
@@ -215,6 +200,10 @@ while True:
             break
     finally:
         sys.settrace(None)
+    deadline = time.monotonic() + 20
+    while undo_thread.pending:
+        assert time.monotonic() < deadline, f"not undone after an interrupt at {place}"
+        time.sleep(0.001)
     assert not observer.exists("syncguard:k"), f"still held after an interrupt at {place}"
     assert current_lock() is None, f"still current after an interrupt at {place}"
     assert observer.zcard("syncguard:id::live") == 0
@@ -234,14 +223,11 @@ import sys
 import redis
 from syncguard import Acquisition, LockError, current_lock, lock
 from syncguard.redis import RedisBackend
-from syncguard.redis import redis_backend
 from syncguard.redis._transport.connections import runner_pool
-from syncguard.redis.waiter import Listeners
 
 class TimeLimit(Exception):
     pass
 
-redis_backend.UNDO_PAUSES_S = (0.0,)
 SHORT = Acquisition(timeout_ms=12, retry_delay_ms=12, jitter="none")
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 pool = runner_pool(backend._client)
@@ -274,7 +260,9 @@ def interrupted_at_every_call(work):
         out = len(pool._in_use_connections) - len(pool._syncguard_spare)
         assert out == 0, f"{out} connections leaked by an interrupt at {place}"
         assert current_lock() is None, f"still current after an interrupt at {place}"
-        assert not Listeners.on(pool)._inside, f"still listening after an interrupt at {place}"
+        for listener in getattr(pool, "_syncguard_listeners", {}).values():
+            assert not len(listener._waiters), f"still waiting after an interrupt at {place}"
+            assert not listener._leader, f"still the leader after an interrupt at {place}"
         if calls_left > 0:
             return tried
 
@@ -299,7 +287,6 @@ import random, signal, sys
 import redis
 from syncguard import LockError, lock
 from syncguard.redis import RedisBackend
-from syncguard.redis import redis_backend
 
 class TimeLimit(Exception):
     pass
@@ -307,7 +294,6 @@ class TimeLimit(Exception):
 def raise_interrupt(*_):
     raise TimeLimit
 
-redis_backend.UNDO_PAUSES_S = (0.0,)
 signal.signal(signal.SIGALRM, raise_interrupt)
 backend = RedisBackend(redis.Redis(port=int(sys.argv[1])), on_release_error=lambda *_: None)
 observer = redis.Redis(port=int(sys.argv[1]))

@@ -18,15 +18,20 @@ from wait_until import wait_until
 from syncguard import Acquired, Acquisition, LockError, lock
 from syncguard.backend import Refusal
 from syncguard.redis import RedisBackend
-from syncguard.redis._transport.connections import runner_pool
+from syncguard.redis._transport.connections import LARGE_POOL, runner_pool
+from syncguard.redis.local_waiters import WakeList
 from syncguard.redis.names import Names
-from syncguard.redis.waiter import RedisWaiter, pass_on
+from syncguard.redis.waiter import RedisWaiter
+from syncguard.redis.wake_listener import pass_on
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
 """A waiter that would sleep for 50 s: if it ends sooner, it was woken."""
 
 NAMES = Names("syncguard").of("k")
+
+WAITERS = LARGE_POOL - 2
+"""All of them, the listener and the holder can have a connection of such a pool at once."""
 
 
 @pytest.fixture
@@ -45,6 +50,10 @@ def refuse(backend: RedisBackend, wait_ms: int) -> None:
 def blocked_clients(server: RedisServer) -> int:
     with server.client() as observer:
         return int(observer.info("clients")["blocked_clients"])
+
+
+def scripts_run(server: RedisServer) -> int:
+    return server.commands_processed().get("evalsha", 0)
 
 
 def test_a_release_wakes_the_waiter(backend: RedisBackend, syncguard_redis: RedisServer) -> None:
@@ -68,12 +77,14 @@ def test_one_release_wakes_one_waiter_until_all_have_had_the_lock(
 
     with ThreadPoolExecutor(max_workers=5) as pool:
         with lock(backend, "k", ttl_ms=60_000):
+            before = scripts_run(syncguard_redis)
             waiters = [pool.submit(take_turns) for _ in range(5)]
-            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
-            before = syncguard_redis.commands_processed().get("evalsha", 0)
+            wait_until(lambda: scripts_run(syncguard_redis) == before + 5)
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
+            before = scripts_run(syncguard_redis)
         for waiter in waiters:
             waiter.result(timeout=20)
-        calls = syncguard_redis.commands_processed().get("evalsha", 0) - before
+        calls = scripts_run(syncguard_redis) - before
     assert order == sorted(order)
     # One release of the first holder, then an acquire and a release each. If every release woke
     # all waiters, there would be 5 + 4 + 3 + 2 + 1 attempts.
@@ -82,14 +93,17 @@ def test_one_release_wakes_one_waiter_until_all_have_had_the_lock(
 
 def test_a_waiter_acquires_the_lock_when_the_holder_expires(backend: RedisBackend) -> None:
     """A dead holder wakes nobody, but the waiter need not wait for 50 s either."""
-    holder = backend.acquire("k", ttl_ms=300)
+    holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
+    assert holder.extend(300)
     with lock(backend, "k", ttl_ms=60_000, acquisition=FAR) as held:
         assert held.fence > holder.fence
 
 
 def test_a_waiter_does_not_wait_for_its_own_longer_ttl(backend: RedisBackend) -> None:
-    assert backend.acquire("k", ttl_ms=200).ok
+    holder = backend.acquire("k", ttl_ms=60_000)
+    assert holder.ok
+    assert holder.extend(200)
     with lock(backend, "k", ttl_ms=600_000, acquisition=FAR):
         pass
 
@@ -217,7 +231,7 @@ def leave(backend: RedisBackend) -> None:
     """What a waiter does at its end, if it may have an unused wake-up."""
     pool = runner_pool(backend._client)
     assert pool is not None
-    pass_on(backend.pass_on_call("k"), pool)
+    pass_on([WakeList.of(NAMES.wake, backend.pass_on_call("k"))], pool)
 
 
 def test_a_waiter_that_leaves_a_held_lock_wakes_nobody(
@@ -275,43 +289,26 @@ def test_a_short_socket_timeout_does_not_break_the_waiting(syncguard_redis: Redi
             pass
 
 
-def test_waiters_of_all_backends_use_at_most_half_of_the_pool(
+def test_waiters_of_all_backends_on_a_pool_share_one_connection(
     syncguard_redis: RedisServer,
 ) -> None:
-    """If waiters took every connection, the holder could not release."""
-    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
-    backends = [RedisBackend(client) for _ in range(2)]
-    turns = Acquisition(timeout_ms=60_000, retry_delay_ms=50, max_retries=1_000)
+    """If each waiter took a connection, the holder could not release."""
+    client = redis.Redis(port=syncguard_redis.port, max_connections=LARGE_POOL)
+    backends = [RedisBackend(client, key_prefix=f"p{n}") for n in range(2)]
+    before = scripts_run(syncguard_redis)
 
     def take_a_turn(n: int) -> None:
-        with lock(backends[n % 2], "k", ttl_ms=60_000, acquisition=turns):
+        with lock(backends[n % 2], "k", ttl_ms=60_000, acquisition=FAR):
             pass
 
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        with lock(backends[0], "k", ttl_ms=60_000):
-            waiters = [pool.submit(take_a_turn, n) for n in range(8)]
-            wait_until(lambda: blocked_clients(syncguard_redis) == 5)
+    with ThreadPoolExecutor(max_workers=WAITERS) as pool:
+        with lock(backends[0], "k", ttl_ms=60_000), lock(backends[1], "k", ttl_ms=60_000):
+            waiters = [pool.submit(take_a_turn, n) for n in range(WAITERS)]
+            wait_until(lambda: scripts_run(syncguard_redis) >= before + 2 + WAITERS)
+            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
         for waiter in waiters:
             waiter.result(timeout=60)
     client.close()
-
-
-def test_waiters_that_left_make_room_for_others(syncguard_redis: RedisServer) -> None:
-    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
-    with client, RedisBackend(client) as backend, ThreadPoolExecutor() as pool:
-        holder = backend.acquire("k", ttl_ms=60_000)
-        assert holder.ok
-        brief = Acquisition(timeout_ms=20, retry_delay_ms=50_000)
-        for _ in range(6):
-            with pytest.raises(LockError):
-                lock(backend, "k", acquisition=brief).__enter__()
-        wait_until(lambda: blocked_clients(syncguard_redis) == 0)
-        waiter = pool.submit(lambda: lock(backend, "k", acquisition=FAR).__enter__())
-        try:
-            wait_until(lambda: blocked_clients(syncguard_redis) == 1)
-        finally:
-            holder.release()
-        assert backend.release(waiter.result(timeout=60).lock_id).ok
 
 
 def test_on_a_small_pool_no_waiter_takes_a_connection(syncguard_redis: RedisServer) -> None:
@@ -330,7 +327,7 @@ def test_on_a_small_pool_no_waiter_takes_a_connection(syncguard_redis: RedisServ
 def test_backends_that_are_not_closed_leave_no_connection_in_use(
     syncguard_redis: RedisServer,
 ) -> None:
-    client = redis.Redis(port=syncguard_redis.port, max_connections=10)
+    client = redis.Redis(port=syncguard_redis.port, max_connections=LARGE_POOL)
     for _ in range(30):
         with RedisBackend(client).lock("k"):
             pass
@@ -361,14 +358,14 @@ def test_an_interrupt_at_the_start_of_a_wait_leaves_no_unread_reply(
     backend = RedisBackend(client)
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
-    send = redis.connection.AbstractConnection.send_command
+    send = redis.connection.AbstractConnection.send_packed_command
 
-    def interrupted(self: object, *command: object, **options: object) -> None:
-        send(self, *command, **options)
-        if command[0] == "BLPOP":
+    def interrupted(self: object, packed: list[bytes], **options: object) -> None:
+        send(self, packed, **options)
+        if b"BLPOP" in b"".join(packed):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(redis.connection.AbstractConnection, "send_command", interrupted)
+    monkeypatch.setattr(redis.connection.AbstractConnection, "send_packed_command", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lock(backend, "k", acquisition=FAR).__enter__()
     monkeypatch.undo()

@@ -35,6 +35,11 @@ async def wait_until_async(condition: Callable[[], object], within_s: float = 20
         await asyncio.sleep(0.002)
 
 
+async def wait_until_extended_async(held: Held) -> None:
+    before = held.expires_at_ms
+    await wait_until_async(lambda: held.expires_at_ms > before)
+
+
 def is_between_two_beats(held: Held) -> bool:
     """Extended at least once, and the next extension is neither in flight nor due soon."""
     since_last_ms = holder_clock_ms() - (held.deadline_ms - TTL_MS)

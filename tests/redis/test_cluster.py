@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
 import redis.asyncio
 from call_later import call_later
+from cluster_servers import VOTERS_SLOT, ClusterServers
+from redis.crc import key_slot
+from relay import Relay
+from same_health import assert_same_health
+from wait_until import wait_until
 
 from syncguard import Acquisition, aio, lock
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.backend import Health
+from syncguard.redis import AsyncRedisBackend, RedisBackend, scripts
+from syncguard.redis.local_waiters import CLUSTER_LIMIT
 from syncguard.redis.names import BUCKETS, Names
+from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
 pytestmark = pytest.mark.slow
@@ -22,14 +32,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RedisServer]:
     """One node that owns all slots. It also rejects a script with keys of two slots."""
-    with RedisServer(config=["cluster-enabled yes"]) as server:
-        with redis.Redis(port=server.port) as node:
-            node.execute_command("CLUSTER ADDSLOTS", *range(16384))
-            deadline = time.monotonic() + 20
-            while node.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        yield server
+    with ClusterServers() as servers:
+        yield servers.node
 
 
 @pytest.fixture
@@ -103,6 +107,73 @@ def test_a_waiter_is_woken_on_a_cluster(backend: RedisBackend) -> None:
         pass
 
 
+def test_waiters_of_many_buckets_use_at_most_eight_connections(
+    backend: RedisBackend, cluster: RedisServer
+) -> None:
+    """A BLPOP cannot name lists of two buckets. Waiters of further buckets try again and again."""
+    names = Names("syncguard", clustered=True)
+    by_bucket = {names.of(f"k{n}").bucket: f"k{n}" for n in range(200)}
+    keys = sorted(by_bucket.values())[:12]
+    holders = [backend.acquire(key, ttl_ms=60_000) for key in keys]
+    policy = Acquisition(timeout_ms=60_000, retry_delay_ms=50, backoff="fixed", max_retries=10_000)
+
+    def take(key: str) -> str:
+        with lock(backend, key, acquisition=policy) as held:
+            return held.fence
+
+    def blocked() -> int:
+        return int(observer.info("clients")["blocked_clients"])
+
+    with cluster.client() as observer, ThreadPoolExecutor(max_workers=24) as threads:
+        waiters = [threads.submit(take, key) for key in keys * 2]
+        deadline, most = time.monotonic() + 20, 0
+        while most < 8:
+            assert time.monotonic() < deadline, f"only {most} connections listen"
+            most = max(most, blocked())
+        assert max(blocked() for _ in range(200)) == 8
+        for holder in holders:
+            assert holder.ok
+            holder.release()
+        for waiter in waiters:
+            assert waiter.result(timeout=60)
+        while blocked():
+            assert time.monotonic() < deadline + 60
+    assert not CLUSTER_LIMIT._listeners
+
+
+def test_asyncio_waiters_of_many_buckets_use_at_most_eight_connections(
+    cluster: RedisServer,
+) -> None:
+    names = Names("many", clustered=True)
+    by_bucket = {names.of(f"k{n}").bucket: f"k{n}" for n in range(200)}
+    keys = sorted(by_bucket.values())[:12]
+    policy = Acquisition(timeout_ms=60_000, retry_delay_ms=50, backoff="fixed", max_retries=10_000)
+
+    async def main() -> None:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+            backend = AsyncRedisBackend(client, key_prefix="many")
+            holders = [await backend.acquire(key, ttl_ms=60_000) for key in keys]
+
+            async def take(key: str) -> None:
+                async with aio.lock(backend, key, acquisition=policy):
+                    pass
+
+            with cluster.client() as observer:
+                waiters = asyncio.gather(*(take(key) for key in keys * 2))
+                while observer.info("clients")["blocked_clients"] < 8:
+                    await asyncio.sleep(0.005)
+                for _ in range(100):
+                    assert observer.info("clients")["blocked_clients"] == 8
+                    await asyncio.sleep(0)
+                for holder in holders:
+                    assert holder.ok
+                    await holder.release()
+                await waiters
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert not CLUSTER_LIMIT._listeners
+
+
 def test_the_queue_of_a_lock_is_on_its_node(backend: RedisBackend) -> None:
     with backend.acquire("k"):
         turn = backend.next_turn("k", max_wait_ms=2_000)
@@ -130,7 +201,7 @@ def test_an_asyncio_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
             assert holder.ok
             with cluster.client() as observer:
                 waiters = asyncio.gather(*(once(backend) for _ in range(3)))
-                while observer.info("clients")["blocked_clients"] < 3:
+                while observer.info("clients")["blocked_clients"] < 1:
                     await asyncio.sleep(0.005)
                 await holder.release()
                 await waiters
@@ -142,6 +213,21 @@ def test_an_asyncio_waiter_is_woken_on_a_cluster(cluster: RedisServer) -> None:
             pass
 
     asyncio.run(main())
+
+
+def test_asyncio_the_health_of_a_cluster_is_that_of_its_blocking_twin(
+    cluster: RedisServer, backend: RedisBackend
+) -> None:
+    for n in range(30):
+        backend.acquire(f"k{n}", ttl_ms=60_000)
+
+    async def read() -> Health:
+        async with redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+            return await AsyncRedisBackend(client).health()
+
+    found, expected = asyncio.run(read()), backend.health()
+    assert_same_health(found, expected)
+    assert found.fields["liveLocks"] == 30
 
 
 def test_asyncio_works_on_a_cluster_too(cluster: RedisServer) -> None:
@@ -163,3 +249,126 @@ def test_asyncio_works_on_a_cluster_too(cluster: RedisServer) -> None:
             await backend.release(second.lock_id)
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_request_that_got_no_reply_is_undone_on_its_node(cluster: RedisServer) -> None:
+    with redis.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+        backend = RedisBackend(client, key_prefix="undo")
+        held = backend.acquire("k", ttl_ms=600_000)
+        assert held.ok
+        backend.undo(held.lock_id)
+        wait_until(lambda: undo_thread.pending == 0)
+        assert not backend.is_locked("k")
+
+
+def test_an_asyncio_request_that_got_no_reply_is_undone_on_its_node(cluster: RedisServer) -> None:
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=cluster.port)
+        async with client:
+            backend = AsyncRedisBackend(client, key_prefix="undo-aio")
+            held = await backend.acquire("k", ttl_ms=600_000)
+            assert held.ok
+            backend._undo(held.lock_id)
+            await asyncio.to_thread(wait_until, lambda: undo_thread.pending == 0)
+            assert not await backend.is_locked("k")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+# -- a release whose reply is lost ------------------------------------------------------------
+
+
+class OneLossyReply(Relay):
+    """Drops the next reply if it is told to, and closes the connection."""
+
+    loses = False
+
+    def reply(self, data: bytes) -> bytes | None:
+        loses, self.loses = self.loses, False
+        return None if loses else data
+
+
+@pytest.fixture
+def lossy(cluster: RedisServer) -> Iterator[OneLossyReply]:
+    with cluster.client() as client:
+        client.flushall()
+        client.script_load(scripts.RELEASE.text)
+    with OneLossyReply(cluster.port) as relay:
+        yield relay
+
+
+def test_a_release_that_the_client_sends_again_is_a_success(lossy: OneLossyReply) -> None:
+    """The node executed it, so the second one finds nothing."""
+    remap = {"address_remap": lambda _address: (lossy.host, lossy.port)}
+    with redis.RedisCluster(host=lossy.host, port=lossy.port, **remap) as client:
+        backend = RedisBackend(client)
+        held = backend.acquire("k", ttl_ms=60_000)
+        assert held.ok
+        lossy.loses = True
+        result = held.release()
+        assert not lossy.loses
+        assert result.ok
+        assert result.assumed
+        assert not held.release().ok
+
+
+def test_an_asyncio_release_that_the_client_sends_again_is_a_success(lossy: OneLossyReply) -> None:
+    async def main() -> None:
+        remap = {"address_remap": lambda _address: (lossy.host, lossy.port)}
+        client = redis.asyncio.RedisCluster(host=lossy.host, port=lossy.port, **remap)
+        async with client:
+            backend = AsyncRedisBackend(client)
+            held = await backend.acquire("k", ttl_ms=60_000)
+            assert held.ok
+            lossy.loses = True
+            result = await held.release()
+            assert not lossy.loses
+            assert result.ok
+            assert result.assumed
+            assert not (await held.release()).ok
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+# -- a node that left the client's map ---------------------------------------------------------
+
+
+def key_in(slot: int) -> tuple[str, str]:
+    """A prefix and a key of a lock in this slot."""
+    for number in range(100_000):
+        prefix = f"p{number}"
+        for bucket in BUCKETS:
+            if key_slot(f"{{{prefix}:{bucket}}}".encode()) == slot:
+                names = Names(prefix, clustered=True)
+                return prefix, next(
+                    key for n in range(100_000) if names.of(key := f"k{n}").bucket == bucket
+                )
+    raise AssertionError("no prefix fits")
+
+
+@pytest.mark.parametrize("min_replicas", [0, 1])
+def test_asyncio_no_connection_is_left_open_to_a_node_without_slots(min_replicas: int) -> None:
+    """After a lost connection the client refreshes its map. The node of the lock is looked up in
+    the new one: redis-py never closes a connection that is opened to a node of the old one."""
+    prefix, key = key_in(VOTERS_SLOT)
+
+    async def main(servers: ClusterServers) -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=servers.port)
+        async with client:
+            backend = AsyncRedisBackend(
+                client, key_prefix=prefix, min_replicas=min_replicas, replica_timeout_ms=200
+            )
+            lock_id = backend._calls.acquire(key, 60_000, None).lock_id
+            assert lock_id is not None
+            assert not (await backend.release(lock_id)).ok
+            assert not (await backend.extend(lock_id)).ok
+            with servers.without_voter() as voter:
+                voter.client_kill_filter(_type="normal", skipme=True)
+                if min_replicas:
+                    assert not (await backend.extend(lock_id)).ok
+                else:
+                    assert (await backend.release(lock_id)).assumed
+
+    with ClusterServers(with_replica=True) as servers:
+        asyncio.run(asyncio.wait_for(main(servers), 60))
+    gc.collect()

@@ -81,6 +81,16 @@ def test_a_lock_before_its_late_release_is_entered_again_with_the_same_fence(bac
     assert not backend.is_locked("a")
 
 
+def test_a_block_that_entered_it_again_does_not_hold_it_after_its_late_release(backend):
+    late = taken(backend, "a")
+    with late.enter_again() as held:
+        assert current_lock() is held
+        release_together([late])
+        assert current_lock() is None
+        with lock(backend, "a") as afresh:
+            assert afresh.fence > held.fence
+
+
 def test_a_lost_lock_is_not_entered_again(backend):
     late = taken(backend, "a", ttl_ms=3_000)
     backend.release(late.held.lock_id)

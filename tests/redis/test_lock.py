@@ -13,6 +13,7 @@ import pytest
 import redis
 from call_later import call_later
 from clients import backend_on
+from wait_until import wait_until
 
 import syncguard
 from syncguard import (
@@ -28,9 +29,10 @@ from syncguard import (
     hold,
     lock,
 )
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard._lock.sleeping_waiter import open_waiter
 from syncguard.redis import RedisBackend
+from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 from syncguard.types import ReleaseErrorContext
 
@@ -249,7 +251,7 @@ def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
     backend: RedisBackend,
 ) -> None:
     with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=50) as held:
+        with lock(backend, "k", ttl_ms=500) as held:
             held.keep()
             while backend.is_locked("k") or not held.past_deadline:
                 time.sleep(0.001)
@@ -400,8 +402,9 @@ def test_a_lock_granted_later_than_its_ttl_is_released(
     with backend_on(syncguard_redis.port) as backend:
         backend.is_locked("warm")
         syncguard_redis.pause()
-        threading.Timer(1.8, syncguard_redis.resume).start()
-        with lock(backend, "k", ttl_ms=1_500) as held:
+        threading.Timer(3.3, syncguard_redis.resume).start()
+        patient = Acquisition(timeout_ms=60_000)
+        with lock(backend, "k", ttl_ms=3_000, acquisition=patient) as held:
             # Granted at the second attempt: the remaining time of the first grant is unknown.
             assert not held.lost
             assert held.fence == "000000000000002"
@@ -415,8 +418,9 @@ def test_a_late_grant_of_the_last_attempt_is_released(
         syncguard_redis.pause()
         threading.Timer(0.7, syncguard_redis.resume).start()
         with pytest.raises(LockError) as caught:
-            lock(backend, "k", ttl_ms=600, acquisition=ONCE).__enter__()
+            lock(backend, "k", ttl_ms=600, acquisition=Acquisition(max_retries=0)).__enter__()
         assert caught.value.code == "AcquisitionTimeout"
+        wait_until(lambda: undo_thread.pending == 0)
         assert not backend.is_locked("k")
 
 

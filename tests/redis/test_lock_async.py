@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from wait_until import wait_until_async
 
 from syncguard import Acquisition, AcquisitionTimeout, LockError, LockLost, aio
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard.aio import AsyncAcquired, Contended, ExtendResult, ReleaseResult
 from syncguard.redis import AsyncRedisBackend
-from syncguard.redis._transport import runner_async
-from syncguard.redis._transport.connections import AsyncConnection, AsyncPool
+from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
 ONCE = Acquisition(max_retries=0, timeout_ms=0)
@@ -145,29 +145,6 @@ def test_a_lock_lost_with_the_servers_data_is_reported_when_the_block_ends() -> 
     asyncio.run(main())
 
 
-def test_a_connection_kept_unused_for_long_is_returned_to_the_pool(
-    syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[str] = []
-    original = runner_async.take_async
-
-    async def take(pool: AsyncPool) -> AsyncConnection:
-        taken.append("from the pool")
-        return await original(pool)
-
-    async def body(backend: AsyncRedisBackend) -> None:
-        monkeypatch.setattr(runner_async, "take_async", take)
-        monkeypatch.setattr(runner_async, "FRESH_FOR_S", 60.0)
-        await backend.is_locked("k")
-        await backend.is_locked("k")
-        assert len(taken) == 1
-        monkeypatch.setattr(runner_async, "FRESH_FOR_S", 0.0)
-        await backend.is_locked("k")
-        assert len(taken) == 2
-
-    run(syncguard_redis, body)
-
-
 def test_a_failing_async_on_lost_does_not_affect_the_lock(
     syncguard_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -203,7 +180,7 @@ def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         with pytest.raises(LockLost):
-            async with aio.lock(backend, "k", ttl_ms=50) as held:
+            async with aio.lock(backend, "k", ttl_ms=500) as held:
                 held.keep()
                 while await backend.is_locked("k") or not held.past_deadline:
                     await asyncio.sleep(0.001)
@@ -351,8 +328,9 @@ def test_a_lock_granted_later_than_its_ttl_is_released(
     async def body(backend: AsyncRedisBackend) -> None:
         await backend.is_locked("warm")
         syncguard_redis.pause()
-        asyncio.get_running_loop().call_later(1.8, syncguard_redis.resume)
-        async with aio.lock(backend, "k", ttl_ms=1_500) as held:
+        asyncio.get_running_loop().call_later(3.3, syncguard_redis.resume)
+        patient = Acquisition(timeout_ms=60_000)
+        async with aio.lock(backend, "k", ttl_ms=3_000, acquisition=patient) as held:
             assert held.fence == "000000000000002"
 
     run(syncguard_redis, body)
@@ -366,8 +344,11 @@ def test_a_late_grant_of_the_last_attempt_is_released(
         syncguard_redis.pause()
         asyncio.get_running_loop().call_later(0.7, syncguard_redis.resume)
         with pytest.raises(LockError) as caught:
-            await aio.lock(backend, "k", ttl_ms=600, acquisition=ONCE).__aenter__()
+            await aio.lock(
+                backend, "k", ttl_ms=600, acquisition=Acquisition(max_retries=0)
+            ).__aenter__()
         assert caught.value.code == "AcquisitionTimeout"
+        await wait_until_async(lambda: undo_thread.pending == 0)
         assert not await backend.is_locked("k")
 
     run(syncguard_redis, body)

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.crc import key_slot
 
 from syncguard import LockError, generate_lock_id, make_storage_key
 from syncguard.redis.names import BUCKETS, KEY_BUDGET_BYTES, RESERVE_BYTES, Names
 
 ID = "A" * 22
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=120)
+TEXT = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=120
+)
 KEYS = TEXT.filter(lambda key: not key.startswith(("fence:", "id:")))
 
 
@@ -41,7 +44,9 @@ def test_a_lock_has_the_names_of_the_specification():
     assert names.index(ID) == f"syncguard:id:{ID}"
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=500), KEYS)
+@given(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=500), KEYS
+)
 def test_all_specified_names_come_from_the_specified_function(prefix, key):
     try:
         names = Names(prefix)
@@ -89,10 +94,84 @@ def test_a_prefix_with_a_lone_surrogate_is_refused():
     refused(Names, "app\ud800")
 
 
-def test_a_prefix_is_normalised_to_nfc():
+def test_a_prefix_must_be_in_nfc():
+    """The TypeScript client uses it unchanged: normalising it would make two holders."""
     composed, decomposed = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
-    assert Names(decomposed).of("k") == Names(composed).of("k")
-    assert Names(decomposed).index(ID) == Names(composed).index(ID)
+    assert Names(composed).prefix == composed
+    assert "NFC" in refused(Names, decomposed)
+
+
+# -- prefixes that begin with another prefix ------------------------------------------------------
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize("inner", ["shop:eu", "shop:eu:west", "shop:"])
+def test_a_key_cannot_reach_the_own_names_of_a_longer_prefix(inner, clustered):
+    outer = Names("shop", clustered=clustered)
+    names = Names(inner).of("x")
+    space = names.space
+    own = [space.live, space.tally, names.fence, names.waiting, names.wake, space.index_key(ID)]
+    for name in own:
+        key = name.removeprefix("shop:")
+        assert "own names" in refused(outer.of, key) or key.startswith(("id:", "fence:"))
+
+
+@pytest.mark.parametrize("inner", ["shop", "shop:eu", "fencing\nshop"])
+def test_with_an_empty_prefix_a_key_cannot_reach_the_counter_of_a_longer_one(inner):
+    outer = Names("")
+    assert "own names" in refused(outer.of, Names(inner).of("x").fence)
+    assert outer.of("garden:fence:3").lock == "garden:fence:3"
+
+
+def test_two_keys_with_one_name_are_one_lock_with_two_counters(make_backend):
+    """What the documentation and the Django check say of prefixes that overlap."""
+    outer, inner = (make_backend(key_prefix=prefix) for prefix in ("shop", "shop:eu"))
+    first = outer.acquire("eu:order", 60_000)
+    assert not inner.acquire("order", 60_000).ok
+    assert outer.release(first.lock_id).ok
+    assert inner.acquire("order", 60_000).fence == first.fence  # not higher
+
+
+@pytest.mark.parametrize(
+    "key", ["user:id:42", "garden:fence:3", "id", "a:id", f"id-{ID}", f"a:id:{ID}b", "fenceless:x"]
+)
+def test_keys_that_only_resemble_own_names_are_accepted(key):
+    assert Names("shop").of(key).lock == f"shop:{key}"
+
+
+@pytest.mark.parametrize(("length", "is_refused"), [(227, False), (228, True)])
+def test_a_key_cannot_reach_a_hashed_name_of_a_long_prefix(length, is_refused):
+    """The longest fence counter is hashed from 228 bytes on: its name ends with 22 characters."""
+    names = Names("p" * length)
+    counter = names.of("k" * 512).fence
+    assert (len(counter) == length + 23) == is_refused
+    if is_refused:
+        assert "227" in refused(names.of, counter.removeprefix("p" * length + ":"))
+    else:
+        assert names.of(ID).lock.endswith(ID)
+
+
+# -- hash tags of a cluster -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["}", "}app"])
+def test_a_prefix_that_starts_with_a_brace_is_refused_on_a_cluster(prefix):
+    assert "slots" in refused(lambda: Names(prefix, clustered=True))
+    assert Names(prefix).of("k").lock == f"{prefix}:k"
+
+
+@pytest.mark.parametrize("prefix", ["{app}", "app}", "a}b"])
+def test_a_prefix_with_a_hash_tag_is_warned_of_on_a_cluster(prefix, caplog):
+    names = Names(prefix, clustered=True)
+    assert len({key_slot(names.of(f"k{n}").lock.encode()) for n in range(100)}) == 1
+    assert "one slot" in caplog.text
+
+
+@pytest.mark.parametrize("prefix", ["app", "{app", "a{b"])
+def test_a_prefix_without_a_hash_tag_spreads_locks_over_the_cluster(prefix, caplog):
+    names = Names(prefix, clustered=True)
+    assert len({key_slot(names.of(f"k{n}").lock.encode()) for n in range(100)}) > 10
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("key", ["fence:x", "id:x", "fence:", "id:", f"id:{ID}", "id::live"])

@@ -41,6 +41,7 @@ def test_an_error_has_the_same_text_as_in_redis_py() -> None:
     assert str(error).startswith("Error running script")
 
 
-def test_bytes_that_are_no_reply_raise_an_error() -> None:
+@pytest.mark.parametrize("wire", [b"?what\r\n", b":0*2\r\n", b"*x\r\n", b"$1-\r\nab\r\n"])
+def test_bytes_that_are_no_reply_raise_an_error(wire: bytes) -> None:
     with pytest.raises(redis.InvalidResponse):
-        ReplyParser().feed(b"?what\r\n")
+        ReplyParser().feed(wire)

@@ -38,7 +38,7 @@ def test_a_server_is_described_by_host_port_and_database(url, place):
 
 def test_a_server_behind_sentinel_is_described_by_its_service_name():
     client = Sentinel([("127.0.0.1", 1)]).master_for("orders", password="hunter2", db=2)
-    assert describe_server(client) == "the Sentinel service 'orders', database 2"
+    assert describe_server(client) == "the Sentinel service 'orders' of 127.0.0.1:1, database 2"
 
 
 def test_a_client_without_an_address_has_no_description():

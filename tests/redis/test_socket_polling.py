@@ -14,8 +14,15 @@ import pytest
 from syncguard import ReleaseResult
 from syncguard.redis import RedisBackend
 from syncguard.redis._transport import runner, socket_polling
-from syncguard.redis._transport.connections import Connection, Pool
-from syncguard.redis._transport.socket_polling import MAX_SPIN_S, Poll, ReplySpin, poll_of
+from syncguard.redis._transport.connections import LARGE_POOL, Connection, Pool
+from syncguard.redis._transport.socket_polling import (
+    BUSY_FOR_S,
+    CORE_TAKEN_S,
+    MAX_SPIN_S,
+    Poll,
+    ReplySpin,
+    poll_of,
+)
 from syncguard.testing import RedisServer
 
 
@@ -102,6 +109,24 @@ def test_spinning_starts_again_after_a_quick_reply(clock: Clock) -> None:
     assert polls_of(replies, quick(clock)) > 0
 
 
+def test_no_request_spins_for_a_while_after_another_process_used_the_core(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def yield_to_another_process() -> None:
+        clock.now += CORE_TAKEN_S
+
+    monkeypatch.setattr(socket_polling, "_yield_cpu", yield_to_another_process)
+    replies = ReplySpin()
+    clock.now = 100.0
+    polls_of(replies, quick(clock))
+    assert polls_of(replies, quick(clock)) > 0
+    lost_at = clock.now
+    for _ in range(10):
+        assert polls_of(replies, quick(clock)) == 0
+    clock.now = lost_at + BUSY_FOR_S
+    assert polls_of(replies, quick(clock)) > 0
+
+
 def test_no_request_spins_without_sched_yield(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +178,7 @@ def test_a_kept_connection_that_was_closed_is_replaced(syncguard_redis: RedisSer
 def test_kept_connections_that_were_closed_do_not_exhaust_the_pool(
     syncguard_redis: RedisServer,
 ) -> None:
-    client = syncguard_redis.client(max_connections=10)
+    client = syncguard_redis.client(max_connections=LARGE_POOL)
     with client, RedisBackend(client) as backend:
         for _ in range(20):
             assert backend.is_locked("k") is False

@@ -214,6 +214,76 @@ def test_a_lock_of_a_client_in_another_language_excludes_us(client, backend):
     assert backend.acquire("shared", 60_000).fence == "000000000000010"
 
 
+EXTEND_ELSEWHERE = """
+local lockKey = redis.call('GET', KEYS[1])
+local data = cjson.decode(redis.call('GET', lockKey))
+local time = redis.call('TIME')
+data.expiresAtMs = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[1]
+redis.call('SET', lockKey, cjson.encode(data), 'PX', ARGV[1])
+redis.call('SET', KEYS[1], lockKey, 'PX', ARGV[1])
+"""
+LIVE = "syncguard:id::live"
+
+
+def extend_elsewhere(client, held, ttl_ms):
+    """As the TypeScript client does it: both keys with the new TTL, and no entry in our list."""
+    client.eval(EXTEND_ELSEWHERE, 1, f"syncguard:id:{held.lock_id}", ttl_ms)
+
+
+def pass_expiry(client, held):
+    """Wait until the old expiry of a lock has passed, by the clock of the server."""
+    while True:
+        seconds, micros = client.time()
+        if seconds * 1000 + micros // 1000 > held.expires_at_ms:
+            return
+
+
+def test_a_lock_extended_by_a_client_in_another_language_stays_listed(client, backend):
+    held = backend.acquire("k", 1_000)
+    extend_elsewhere(client, held, 60_000)
+    pass_expiry(client, held)
+    [info] = backend.live_locks()
+    assert info == backend.lookup(key="k")
+    assert backend.count_live_locks() == 1
+    assert client.zscore(LIVE, "syncguard:k") == info.expires_at_ms
+
+
+def test_an_acquire_that_removes_expired_entries_keeps_such_a_lock(client, backend):
+    held = backend.acquire("k", 1_000)
+    extend_elsewhere(client, held, 60_000)
+    pass_expiry(client, held)
+    while client.zscore(LIVE, "syncguard:k") == held.expires_at_ms:
+        backend.acquire("other", 60_000).release()
+    assert client.zscore(LIVE, "syncguard:k") == backend.lookup(key="k").expires_at_ms
+
+
+def test_such_a_lock_has_its_place_in_the_order_of_the_list(client, backend):
+    first, second = backend.acquire("first", 30_000), backend.acquire("second", 40_000)
+    backend.acquire("third", 50_000)
+    extend_elsewhere(client, first, 45_000)
+    keys = [info.key for info in backend.page_raw().locks]
+    assert keys == ["second", "first", "third"]
+    assert [info.key for info in backend.page_raw(limit=1).locks] == ["second"]
+    extend_elsewhere(client, second, 55_000)
+    assert [info.key for info in backend.page_raw(limit=1).locks] == ["first"]
+
+
+def test_a_key_that_looks_like_a_record_does_not_confuse_the_list(client, backend):
+    odd = 'x"expiresAtMs":1,"'
+    assert backend.acquire(odd, 60_000).ok
+    for _ in range(2):
+        assert [info.key for info in backend.page_raw().locks] == [odd]
+    assert client.zcard(LIVE) == 1
+
+
+def test_a_lock_that_was_stored_without_a_ttl_leaves_the_list_when_it_has_expired(client, backend):
+    held = backend.acquire("k", 1_000)
+    client.persist("syncguard:k")
+    pass_expiry(client, held)
+    assert backend.live_locks() == []
+    assert client.zcard(LIVE) == 0
+
+
 def test_a_lock_released_by_a_client_in_another_language_is_not_listed(client, backend):
     """That client does not know our list, and does not remove the entry."""
     gone, here = backend.acquire("gone", 30_000), backend.acquire("here", 60_000)

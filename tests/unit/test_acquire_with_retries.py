@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from syncguard import Acquisition, LockError
-from syncguard._lock.acquire_with_retries import MAX_DELAY_MS, Attempt, Pause, acquiring, backoff_ms
+from syncguard import Acquisition, LockError, NetworkTimeout
+from syncguard._lock.acquire_with_retries import (
+    MAX_DELAY_MS,
+    MIN_ATTEMPT_MS,
+    Attempt,
+    Pause,
+    acquiring,
+    backoff_ms,
+)
 from syncguard.backend import Refusal
 
 GRANT = object()
@@ -190,14 +197,55 @@ def test_a_holder_with_more_time_than_the_delay_does_not_change_the_delay():
 
 def test_an_attempt_says_how_long_the_pause_after_it_would_be():
     drive = Drive(Acquisition(jitter="none", timeout_ms=150, max_retries=5))
-    assert drive.step == Attempt(wait_ms=100)
+    assert drive.step.wait_ms == 100
     drive.pauses(1)
-    assert drive.step == Attempt(wait_ms=50)
+    assert drive.step.wait_ms == 50
     drive.pauses(1)
-    assert drive.step == Attempt(wait_ms=0)
+    assert drive.step.wait_ms == 0
 
 
 def test_the_last_attempt_announces_no_pause():
     drive = Drive(Acquisition(jitter="none", max_retries=1))
     drive.pauses(1)
-    assert drive.step == Attempt(wait_ms=0)
+    assert drive.step.wait_ms == 0
+
+
+def test_an_attempt_ends_at_the_deadline_of_the_whole_call():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=5_000))
+    assert drive.step.deadline_ms == 6_000
+    drive.pauses(1)
+    assert drive.step.deadline_ms == 6_000
+
+
+def test_an_attempt_near_the_deadline_has_time_for_an_answer():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=150))
+    drive.pauses(2)
+    assert drive.now_ms == 1_150
+    assert drive.step.deadline_ms == 1_150 + MIN_ATTEMPT_MS
+
+
+def test_a_server_that_does_not_answer_is_a_network_timeout():
+    drive = Drive(Acquisition(timeout_ms=10_000))
+    error = NetworkTimeout()
+    with pytest.raises(NetworkTimeout) as caught:
+        drive.attempt(error, takes_ms=10_000)
+    assert caught.value is error
+
+
+def test_a_server_that_stops_answering_after_a_refusal_is_a_network_timeout():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=10_000))
+    drive.pauses(1)
+    with pytest.raises(NetworkTimeout):
+        drive.attempt(NetworkTimeout(), takes_ms=9_900)
+
+
+def test_only_the_last_attempt_without_an_answer_is_contention():
+    drive = Drive(Acquisition(jitter="none", timeout_ms=150))
+    drive.pauses(2)
+    error = NetworkTimeout()
+    assert "within 150 ms" in drive.fails(error)
+
+
+def test_without_time_a_server_that_does_not_answer_is_a_network_timeout():
+    with pytest.raises(NetworkTimeout):
+        Drive(Acquisition(timeout_ms=0)).attempt(NetworkTimeout(), takes_ms=MIN_ATTEMPT_MS)

@@ -23,10 +23,17 @@ from syncguard import (
     validate_lock_id,
 )
 from syncguard.constants import MAX_TTL_MS
-from syncguard.keys import keyed_hash, make_fence_key, validate_holder, validate_ttl_ms
+from syncguard.keys import (
+    keyed_hash,
+    make_fence_key,
+    validate_holder,
+    validate_key_prefix,
+    validate_ttl_ms,
+)
 
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=300)
-PREFIX = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+LETTERS = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+TEXT = st.text(LETTERS, min_size=1, max_size=300)
+PREFIX = st.text(LETTERS, max_size=60)
 
 
 def refused(function, *arguments):
@@ -83,6 +90,15 @@ def test_composition_of_four_code_points_into_one_still_fits():
 @pytest.mark.parametrize("key", ["", None, 1, 1.5, True, b"key", ["key"], ...], ids=repr)
 def test_a_key_that_is_empty_or_no_text_is_refused(key):
     refused(normalize_and_validate_key, key)
+
+
+@pytest.mark.parametrize("key", ["\0", "invoice:\0", "\0日本語"], ids=ascii)
+def test_a_key_with_a_nul_is_refused_so_that_keys_are_portable(key):
+    assert "NUL" in refused(normalize_and_validate_key, key)
+
+
+def test_a_prefix_with_a_nul_is_refused():
+    assert "NUL" in refused(validate_key_prefix, "my\0app")
 
 
 def test_a_lone_surrogate_is_refused_and_the_error_does_not_contain_it():

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from functools import partial, wraps
 from unittest.mock import MagicMock
 
 import fakeredis
 import pytest
 
-from syncguard import Acquisition, Held, LockError, ReleaseResult, aio, lock, with_telemetry
+from syncguard import (
+    Acquisition,
+    Held,
+    LockError,
+    LockLost,
+    ReleaseResult,
+    aio,
+    lock,
+    with_telemetry,
+)
+from syncguard._lock.block_state import lock_lost, was_lost
 from syncguard._lock.handles import Grant
-from syncguard._lock.leaving import lock_lost, was_lost
-from syncguard._lock.options import Options, check_backend, check_decorated, granted_too_late
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.options import Options, check_backend, granted_too_late
+from syncguard._lock.release_after_block import Disposal
 from syncguard.clock import holder_clock_ms
+from syncguard.memory import MemoryBackend
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 DEFAULTS = {
@@ -97,26 +105,54 @@ def test_the_callback_of_the_lock_overrides_that_of_the_backend():
 
 @pytest.mark.parametrize(("backends", "chosen"), [(None, 1_000), (70, 70), (5_000, 1_000)])
 def test_releasing_a_lost_lock_takes_at_most_one_second(backends, chosen):
-    disposal = Options(**DEFAULTS).disposal_of(Disposal(timeout_ms=backends), held(LONG_AGO))
+    lost = held(LONG_AGO)
+    lost.end()
+    disposal = Options(**DEFAULTS).disposal_of(Disposal(timeout_ms=backends), lost)
     assert disposal.timeout_ms == chosen
 
 
 @pytest.mark.parametrize(
-    ("known_lost", "past_deadline", "released", "lost"),
+    ("ended", "answered", "released", "lost"),
     [
-        (True, False, ReleaseResult(True), True),
-        (False, False, ReleaseResult(True), False),
-        (False, True, ReleaseResult(True), False),
-        (False, False, ReleaseResult(False), True),
-        (False, False, None, False),
-        (False, True, None, True),
+        ("known", "in time", ReleaseResult(True), True),
+        ("in time", "in time", ReleaseResult(True), False),
+        ("late", "late", ReleaseResult(True), False),
+        ("in time", "in time", ReleaseResult(False), True),
+        ("late", "late", ReleaseResult(False), True),
+        ("in time", "late", ReleaseResult(False), False),
+        ("in time", "in time", None, False),
+        ("in time", "late", None, False),
+        ("late", "late", None, True),
+        ("in time", "late", ReleaseResult(True, assumed=True), False),
+        ("late", "late", ReleaseResult(True, assumed=True), True),
     ],
 )
-def test_a_lock_was_lost_if_known_or_not_found_or_past_its_deadline_without_an_answer(
-    known_lost, past_deadline, released, lost
+def test_a_lock_was_lost_if_known_or_ended_late_or_not_found_before_its_deadline(
+    ended, answered, released, lost
 ):
-    lock = held(LONG_AGO if past_deadline else FAR_FUTURE)
-    assert was_lost(lock, known_lost, released) is lost
+    lock = held(LONG_AGO if ended == "late" else FAR_FUTURE)
+    lock.known_lost = ended == "known"
+    lock.end()
+    lock.deadline_ms = LONG_AGO if answered == "late" else FAR_FUTURE
+    assert was_lost(lock, released) is lost
+
+
+class TestALockWhoseBlockHasEnded:
+    @pytest.fixture
+    def ended(self):
+        lock = held()
+        lock.end()
+        lock.deadline_ms = LONG_AGO  # time passes
+        return lock
+
+    def test_was_not_lost_though_its_ttl_has_ended_since(self, ended):
+        ended.end()  # only the first end counts
+        assert not ended.lost
+        assert "ended" in repr(ended)
+
+    def test_is_not_held(self, ended):
+        with pytest.raises(LockLost, match="its block has ended"):
+            ended.ensure_held()
 
 
 def test_the_error_for_a_lost_lock_has_the_identifiers_but_prints_none():
@@ -141,157 +177,7 @@ def test_options_do_not_show_their_key():
     assert "very-secret" not in repr(Options(**DEFAULTS | {"key": "very-secret"}))
 
 
-# -- decorators -----------------------------------------------------------------------------------
-
-
-def plain(): ...
-
-
-async def coroutine(): ...
-
-
-def generator():
-    yield
-
-
-async def async_generator():
-    yield
-
-
-@pytest.mark.parametrize("wants_async", [False, True])
-@pytest.mark.parametrize("function", [generator, async_generator])
-def test_a_generator_cannot_be_decorated(function, wants_async):
-    with pytest.raises(LockError, match="inside it") as caught:
-        check_decorated(function, wants_async=wants_async)
-    assert caught.value.code == "InvalidArgument"
-
-
-@pytest.mark.parametrize(
-    ("function", "wants_async", "hint"),
-    [(coroutine, False, "syncguard.aio.lock"), (plain, True, "syncguard.lock")],
-)
-def test_the_wrong_kind_of_function_is_refused_with_a_hint_at_the_right_lock(
-    function, wants_async, hint
-):
-    with pytest.raises(LockError, match=hint):
-        check_decorated(function, wants_async=wants_async)
-
-
-def test_the_right_kind_of_function_can_be_decorated():
-    check_decorated(plain, wants_async=False)
-    check_decorated(coroutine, wants_async=True)
-
-
-class Calls:
-    """Kinds of ``__call__``."""
-
-    async def coroutine(self): ...
-
-    def generator(self):
-        yield
-
-    async def async_generator(self):
-        yield
-
-    def plain(self): ...
-
-
-def called_as(name):
-    return type("Job", (), {"__call__": getattr(Calls, name)})()
-
-
-@pytest.mark.parametrize("wants_async", [False, True])
-@pytest.mark.parametrize("name", ["generator", "async_generator"])
-def test_an_object_whose_call_is_a_generator_cannot_be_decorated(name, wants_async):
-    for function in (called_as(name), partial(called_as(name))):
-        with pytest.raises(LockError, match="inside it"):
-            check_decorated(function, wants_async=wants_async)
-
-
-@pytest.mark.parametrize(
-    ("name", "wants_async", "hint"),
-    [("coroutine", False, "syncguard.aio.lock"), ("plain", True, "syncguard.lock")],
-)
-def test_an_object_is_checked_by_its_call_method(name, wants_async, hint):
-    for function in (called_as(name), partial(called_as(name))):
-        with pytest.raises(LockError, match=hint):
-            check_decorated(function, wants_async=wants_async)
-        check_decorated(function, wants_async=not wants_async)
-
-
-def logged(function):
-    """A common plain decorator: it hides the kind of function that it wraps."""
-
-    @wraps(function)
-    def wrapper(*args):
-        return function(*args)
-
-    return wrapper
-
-
-def test_an_async_def_under_a_plain_decorator_is_refused_with_a_hint_at_the_order():
-    with pytest.raises(LockError, match=r"put syncguard\.aio\.lock below"):
-        check_decorated(logged(coroutine), wants_async=True)
-
-
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [
-        (coroutine, "syncguard.aio.lock"),
-        (generator, "inside it"),
-        (async_generator, "inside it"),
-    ],
-)
-def test_a_coroutine_or_generator_that_a_plain_decorator_returns_is_refused(function, hint):
-    backend = blocking_backend()
-    decorated = lock(backend, "k")(logged(function))
-    with pytest.raises(LockError, match=hint) as caught:
-        decorated()
-    assert caught.value.code == "InvalidArgument"
-    assert not backend.is_locked("k")
-
-
-@pytest.mark.parametrize(
-    ("function", "hint"),
-    [(coroutine, "await it"), (generator, "inside it"), (async_generator, "inside it")],
-)
-def test_a_coroutine_or_generator_that_an_async_decorator_returns_is_refused(function, hint):
-    @wraps(function)
-    async def wrapper():
-        return function()
-
-    async def run():
-        backend = asyncio_backend()
-        with pytest.raises(LockError, match=hint) as caught:
-            await aio.lock(backend, "k")(wrapper)()
-        assert caught.value.code == "InvalidArgument"
-        assert not await backend.is_locked("k")
-
-    asyncio.run(run())
-
-
-def test_a_plain_function_that_runs_the_coroutine_it_wraps_can_be_decorated():
-    backend = blocking_backend()
-
-    async def is_locked():
-        return backend.is_locked("k")
-
-    @wraps(is_locked)
-    def to_its_end():  # as asgiref's async_to_sync does
-        return asyncio.run(is_locked())
-
-    assert lock(backend, "k")(to_its_end)() is True
-
-
-def test_an_async_function_may_wrap_a_plain_one():
-    async def run():
-        @wraps(plain)
-        async def wrapper():
-            return 7
-
-        assert await aio.lock(asyncio_backend(), "k")(wrapper)() == 7
-
-    asyncio.run(run())
+# -- backends -------------------------------------------------------------------------------------
 
 
 def its_kind(wants_async):
@@ -308,9 +194,11 @@ def test_an_object_that_is_not_a_backend_is_refused_with_an_example(mistaken, wa
     assert "secret" not in str(caught.value)
 
 
-def test_the_class_of_a_backend_is_refused_as_a_backend():
-    with pytest.raises(LockError, match=r"the class RedisBackend; .* RedisBackend\(client\)"):
-        check_backend(RedisBackend, wants_async=False)
+@pytest.mark.parametrize("kind", [RedisBackend, MemoryBackend])
+def test_the_class_of_a_backend_is_refused_as_a_backend(kind):
+    text = rf"the class {kind.__name__}; .* RedisBackend\(client\)"
+    with pytest.raises(LockError, match=text):
+        check_backend(kind, wants_async=False)
 
 
 def blocking_backend():

@@ -28,6 +28,10 @@ MALFORMED = [
         "redis://host/0?password=hunter2",
         "unix:///run/redis.sock?password=hunter2",
         "postgres://ann:1234/hunter2@host/shop",
+        "redis://ann:1234?hunter2@host/0",
+        "redis+sentinel://ann:hunter2@h1:26379,h2:26379/orders/0",
+        "redis+sentinel://ann:1,2/hunter2@h1:26379,h2:26379/orders/0",
+        "redis+cluster://ann:1,hunter2@h1:7000,h2:hunter2",
         *MALFORMED,
     ],
 )
@@ -51,6 +55,10 @@ def test_a_redacted_url_is_equal_to_the_original_text():
         ("rediss://ann:pw@[::1]:7000/3?x=1", "rediss://[::1]:7000/3"),
         ("unix:///run/redis.sock?db=2", "unix:///run/redis.sock"),
         ("dict://", "********"),
+        ("redis+cluster://ann:pw@h1:7000,[::1]:7001", "redis+cluster://h1:7000,[::1]:7001"),
+        ("redis+sentinel://h1,h2:26380/orders/0", "redis+sentinel://h1,h2:26380/********"),
+        ("postgresql://ann:pw@db.example/shop", "postgresql://db.example/********"),
+        ("redis://ann:1234?x@host/0", "********"),
         ("plain text", "********"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from syncguard._heartbeat.schedule import Beat, Schedule
 from syncguard._lock.handles import Grant
 from syncguard._lock.held import Held
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 
 TTL = 3_000
 START = 1e15  # far beyond the real clock, which the schedule must not read
@@ -45,6 +45,33 @@ def test_a_lock_is_due_at_a_third_of_its_ttl(schedule):
     assert schedule.next_ms() == START + 1_000
     assert schedule.take_due(START + 999) == ([], [])
     assert schedule.take_due(START + 1_000) == ([], [beat])
+
+
+def test_locks_that_are_due_soon_are_extended_together_with_one_that_is_due(schedule):
+    due, soon = watch(schedule), watch(schedule, sent_at_ms=START + 25)
+    watch(schedule, sent_at_ms=START + 26)
+    assert schedule.take_due(START + 1_000) == ([], [due, soon])
+
+
+def test_locks_that_are_due_soon_wake_nobody(schedule):
+    beat = watch(schedule)
+    assert schedule.take_due(beat.due_ms - 1) == ([], [])
+
+
+def test_a_short_ttl_is_extended_early_by_one_percent_of_it(schedule):
+    due = watch(schedule, ttl_ms=300)
+    soon = watch(schedule, ttl_ms=300, sent_at_ms=START + 3)
+    watch(schedule, ttl_ms=300, sent_at_ms=START + 4)
+    assert schedule.take_due(START + 100) == ([], [due, soon])
+
+
+def test_a_lock_is_never_lost_early(schedule):
+    due = watch(schedule)
+    doomed = watch(schedule, renews=False, ttl_ms=1_030, sent_at_ms=START)
+    assert START + 1_000 < doomed.lost_at_ms < START + 1_025
+    assert schedule.take_due(START + 1_000) == ([], [due])
+    assert not doomed.over
+    assert schedule.take_due(doomed.lost_at_ms) == ([doomed], [])
 
 
 def test_a_lock_that_is_being_extended_is_not_due_again(schedule):

@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import fakeredis
 import pytest
 
 from syncguard import Acquisition, LockError, LockEvent, aio, hash_key, lock, with_telemetry
+from syncguard._lock.callback_queue import CallbackQueue
 from syncguard.keys import generate_lock_id
 from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.telemetry_events import Reporter
 from syncguard.testing import BlockingFacade, LoopThread
+from syncguard.types import ExtendResult
 
 UNKNOWN = generate_lock_id()
 
@@ -420,3 +426,53 @@ def test_undo_releases_what_the_last_attempt_acquired(server, events):
     assert backend.is_locked("k")
     waiter.undo()
     assert not backend.is_locked("k")
+
+
+# -- callbacks that call sys.exit() ---------------------------------------------------------------
+
+
+def test_a_callback_that_exits_ends_neither_the_operation_nor_telemetry():
+    seen = []
+
+    def leave(event):
+        seen.append(event.type)
+        sys.exit(1)
+
+    backend = with_telemetry(RedisBackend(fakeredis.FakeRedis()), leave)
+    assert backend.acquire("k", 60_000).release().ok
+    assert seen == ["acquire", "release"]
+
+
+def test_the_callback_thread_survives_a_callback_that_exits():
+    """The heartbeat's extensions are reported on that thread."""
+    seen, both = [], threading.Event()
+
+    def leave(event):
+        seen.append(event)
+        if len(seen) == 2:
+            both.set()
+        sys.exit(1)
+
+    reporter = Reporter(leave, False, hash_key)
+    queue = CallbackQueue(1)
+    for _ in range(2):
+        queue.put(partial(reporter.report_extension, "A" * 22, ExtendResult(True)))
+    assert both.wait(60)
+
+
+def test_asyncio_a_callback_that_exits_does_not_end_the_loop():
+    seen = []
+
+    async def leave(event):
+        seen.append(event.type)
+        sys.exit(1)
+
+    async def run():
+        backend = aio.with_telemetry(AsyncRedisBackend(fakeredis.FakeAsyncRedis()), leave)
+        acquired = await backend.acquire("k", 60_000)
+        await asyncio.sleep(0)
+        await acquired.release()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert seen == ["acquire", "release"]

@@ -23,7 +23,7 @@ from syncguard import (
     ReleaseResult,
     has_fence,
 )
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock.release_after_block import Disposal
 from syncguard.aio import AsyncAcquired
 from syncguard.types import CONTENDED
 

@@ -47,7 +47,7 @@ def retried_by_the_worker(name, die=False):
     return work(name, die)
 
 
-@locked_task(app=app, key="delivery:{name}", ttl_ms=1_200, on_lost="retry", bind=True)
+@locked_task(app=app, key="delivery:{name}", ttl_ms=3_000, on_lost="retry", bind=True)
 def retried_when_lost(self, name):
     note(name, "begin", retries=self.request.retries)
     if self.request.retries == 0:

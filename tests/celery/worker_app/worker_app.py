@@ -239,12 +239,12 @@ def _lose(name: str, how: str) -> None:
         raise
 
 
-@locked_task(app=app, key="lossy:{name}", ttl_ms=1_200)
+@locked_task(app=app, key="lossy:{name}", ttl_ms=3_000)
 def losing(name, how="sleep"):
     _lose(name, how)
 
 
-@locked_task(app=app, key="lossy:{name}", ttl_ms=1_200)
+@locked_task(app=app, key="lossy:{name}", ttl_ms=3_000)
 def swallowing(name, how):
     try:
         _lose(name, how)
@@ -252,7 +252,7 @@ def swallowing(name, how):
         return "swallowed"
 
 
-@locked_task(app=app, key="lossy:{name}", ttl_ms=1_200, on_lost="signal")
+@locked_task(app=app, key="lossy:{name}", ttl_ms=3_000, on_lost="signal")
 def noticing(name):
     note(name, "enter")
     deadline = time.monotonic() + 30
@@ -265,7 +265,7 @@ def noticing(name):
 @locked_task(
     app=app,
     key="lossy:{name}",
-    ttl_ms=1_200,
+    ttl_ms=3_000,
     on_lost=lambda held: notes.set(f"go:callback:{held.lock_id}", "1"),
 )
 def calling_back(name):
@@ -445,7 +445,7 @@ def unique_autoretrying_unpublished(name):
 
 
 @locked_task(
-    app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=1_500, pending_ttl_ms=300
+    app=app, bind=True, key="unique:{name}", at="publish", ttl_ms=3_000, pending_ttl_ms=3_000
 )
 def unique_and_late(self, name):
     return visit(name)
@@ -550,7 +550,7 @@ def rewrite_headers(headers=None, **_):
     app=app,
     bind=True,
     key="stress:{number}",
-    ttl_ms=1_500,
+    ttl_ms=3_000,
     acks_late=True,
     reject_on_worker_lost=True,
 )

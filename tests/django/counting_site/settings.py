@@ -1,4 +1,4 @@
-"""Settings of the counting site. The test sets its database and its Redis."""
+"""Settings of the counting site. The test sets its database, and where its locks are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIDDLEWARE: list[str] = []
 DATABASES = {"default": json.loads(os.environ["COUNTING_DATABASE"])}
 SYNCGUARD = {
     "default": {
-        "LOCATION": os.environ["COUNTING_REDIS"],
+        **json.loads(os.environ["COUNTING_LOCKS"]),
         "KEY_PREFIX": "counting",
         # Every request waits until it gets the lock, for any number of waiters.
         "ACQUISITION": {"timeout_ms": 100_000, "max_retries": 100},

@@ -20,6 +20,7 @@ SYNCGUARD = {
     "default": {
         "LOCATION": os.environ.get("SYNCGUARD_TEST_URL", "redis://127.0.0.1:1/0"),
         "KEY_PREFIX": "testsite",
+        "FENCE_FLOOR": None,  # fences begin at 1
     }
 }
 

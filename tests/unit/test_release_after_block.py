@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import logging
 import threading
@@ -10,7 +11,8 @@ import fakeredis
 import pytest
 
 from syncguard import LockError, ReleaseErrorContext, ReleaseResult, aio, lock
-from syncguard._lock.release_on_exit import Disposal
+from syncguard._lock import background_threads
+from syncguard._lock.release_after_block import Disposal
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 
 CONTEXT = ReleaseErrorContext("the-key", "A" * 22, "handle")
@@ -110,10 +112,11 @@ def test_a_slow_release_times_out_and_continues_in_the_background():
 
 
 def no_more_threads(monkeypatch):
-    def refuse(_thread):
+    def refuse(*_args):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(background_threads, "_threads", background_threads.BackgroundThreads())
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
 
 
 def test_if_no_thread_can_start_the_release_runs_in_the_caller(monkeypatch):
@@ -291,6 +294,22 @@ def test_an_interruption_from_outside_is_raised_after_one_more_release(interrupt
     with pytest.raises(interruption):
         Disposal(lambda *about: told.append(about)).release(interrupted_once, lambda: CONTEXT)
     assert (len(calls), told) == (2, [])
+
+
+def test_an_exit_inside_of_a_release_with_a_time_limit_is_raised_in_the_caller():
+    calls = []
+
+    def exit_once():
+        calls.append(1)
+        if len(calls) == 1:
+            raise SystemExit
+        return RELEASED
+
+    disposal = Disposal(timeout_ms=60_000)
+    with pytest.raises(SystemExit):
+        disposal.release(exit_once, lambda: CONTEXT)
+    assert disposal.release(exit_once, lambda: CONTEXT) == RELEASED
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from syncguard.testing import RedisServer
 from syncguard_django import (
     LockOrderWarning,
     alock,
-    deferred_locks,
+    hold_until_transaction_end,
     lock,
     lock_order_warning,
     locks,
@@ -434,8 +434,8 @@ def test_an_interrupt_while_the_block_ends_still_releases_the_lock(books, backen
     for name in original:
         with pytest.raises(KeyboardInterrupt), transaction.atomic(using=books):
             with lock("invoice:42"):
-                monkeypatch.setattr(deferred_locks, name, interrupt)
-        monkeypatch.setattr(deferred_locks, name, getattr(original[name], name))
+                monkeypatch.setattr(hold_until_transaction_end, name, interrupt)
+        monkeypatch.setattr(hold_until_transaction_end, name, getattr(original[name], name))
         assert not backend.is_locked("invoice:42")
     with transaction.atomic(using=books), lock("invoice:42", acquisition=AT_ONCE):
         pass

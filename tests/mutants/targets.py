@@ -1,0 +1,92 @@
+"""What is mutated, and the tests that must notice it: the decisions of the lock and its adapters.
+
+Listed are the places where one wrong comparison lets two holders in, loses a lock or a task, or
+frees somebody else's lock. A module that only moves data is not listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+
+@dataclass(frozen=True)
+class Target:
+    """A file, or some functions of it, and the tests that are run for each of its mutants."""
+
+    path: str
+    tests: tuple[str, ...]
+    functions: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.path).stem
+
+
+_SCRIPTS = (
+    "tests/conformance/test_redis.py",
+    "tests/redis/test_script_calls.py",
+    "tests/redis/test_ownership.py",
+    "tests/redis/test_fence_counters.py",
+    "tests/redis/test_storage.py",
+    "tests/redis/test_find_live_lock.py",
+    "tests/redis/test_resent_requests.py",
+    "tests/faults/test_waiter.py",
+)
+_HEARTBEAT = ("tests/unit/test_schedule.py", "tests/faults/test_heartbeat.py")
+_BLOCKS = (
+    "tests/redis/test_reentrancy.py",
+    "tests/redis/test_lock.py",
+    "tests/redis/test_lock_async.py",
+    "tests/faults/test_lost_locks.py",
+    "tests/faults/test_fork.py",
+    "tests/faults/test_interrupts.py",
+)
+
+TARGETS = (
+    *(
+        Target(f"syncguard/redis/lua/{script}.lua", _SCRIPTS)
+        for script in ("acquire", "release", "extend", "adopt", "is_locked", "lookup_by_id")
+    ),
+    Target("syncguard/redis/lua/find_live_locks.lua", _SCRIPTS),
+    Target("syncguard/redis/lua/live_locks.lua", _SCRIPTS),
+    Target("syncguard/redis/lua/pass_on_wake_up.lua", _SCRIPTS),
+    Target("syncguard/clock.py", ("tests/unit/test_clock.py",)),
+    Target("syncguard/_heartbeat/schedule.py", _HEARTBEAT),
+    Target("syncguard/_lock/block_state.py", _BLOCKS),
+    Target("syncguard/_lock/held.py", (*_BLOCKS, "tests/unit/test_options.py")),
+    Target("syncguard/current.py", (*_BLOCKS, "tests/celery/test_nesting.py")),
+    Target(
+        "syncguard/_lock/acquire_with_retries.py",
+        ("tests/unit/test_acquire_with_retries.py", "tests/redis/test_lock.py"),
+    ),
+    Target("syncguard/redis/listing.py", ("tests/redis/test_find_live_lock.py", *_SCRIPTS[:1])),
+    Target(
+        "syncguard_django/force_release.py",
+        (
+            "tests/django/test_force_release.py",
+            "tests/django/test_admin.py",
+            "tests/django/test_release_command.py",
+        ),
+        ("release", "_Audit.write", "_Audit._save"),
+    ),
+    Target(
+        "syncguard_django/fencing/row_claims.py",
+        ("tests/django/test_fenced_writes.py", "tests/django/test_fence_races.py"),
+    ),
+    Target(
+        "syncguard_django/fencing/fenced_queries.py",
+        (
+            "tests/django/test_fenced_writes.py",
+            "tests/django/test_every_write.py",
+            "tests/django/test_fencing.py",
+            "tests/django/test_fence_races.py",
+        ),
+    ),
+    Target(
+        "syncguard_django/fencing/key_guard.py",
+        ("tests/django/test_fencing.py", "tests/django/test_fence_races.py"),
+    ),
+    Target("syncguard_celery/redelivery.py", ("tests/celery/test_redelivery_rules.py",)),
+    Target("syncguard_celery/interrupt_on_loss.py", ("tests/celery/test_interrupt_on_loss.py",)),
+)

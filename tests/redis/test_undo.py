@@ -1,0 +1,355 @@
+"""An acquire or adopt that got no reply leaves no lock behind: it is undone in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+import redis.asyncio
+from call_later import call_later
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from wait_until import wait_until
+
+from syncguard import Acquisition, AuthFailed, LockError, NetworkTimeout, lock, with_telemetry
+from syncguard.backend import undo
+from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis.script_calls import TOMBSTONE_MS, Calls
+from syncguard.redis.undo_thread import undo_thread
+from syncguard.testing import RedisServer
+
+TTL_MS = 600_000
+"""Longer than any test: a lock that is free was released."""
+
+ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "5"))
+IMPATIENT = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
+
+
+@pytest.fixture
+def server():
+    """A Redis for this test only: requests of another test must not arrive late."""
+    with RedisServer() as own:
+        yield own
+
+
+@pytest.fixture
+def observer(server):
+    with server.client(decode_responses=True) as client:
+        yield client
+
+
+def executed(server):
+    """How many of our calls the server has executed. An undo is not one of them."""
+    return server.commands_processed().get("evalsha", 0)
+
+
+def times_out(server, backend, operation):
+    """Run the operation while Redis hangs; return when Redis has executed it after the hang."""
+    backend.is_locked("the connection is open before the hang")
+    before = executed(server)
+    with server.paused(), pytest.raises(NetworkTimeout):
+        operation()
+    wait_until(lambda: executed(server) > before)
+
+
+def is_undone():
+    return undo_thread.pending == 0
+
+
+def test_an_acquire_that_timed_out_leaves_no_lock(backend_on, server, observer):
+    backend = backend_on(server, client=IMPATIENT)
+    backend.acquire("warm up", TTL_MS).release()
+    for n in range(ROUNDS):
+        times_out(server, backend, lambda n=n: backend.acquire(f"k{n}", TTL_MS))
+        wait_until(is_undone)
+        assert observer.exists(f"syncguard:k{n}") == 0, f"round {n}"
+    assert backend.count_live_locks() == 0
+
+
+def test_lock_leaves_no_lock_when_its_attempt_timed_out(backend_on, server, observer):
+    backend = backend_on(server, client=IMPATIENT)
+    backend.acquire("warm up", TTL_MS).release()
+    times_out(server, backend, lambda: lock(backend, "k", TTL_MS).__enter__())
+    wait_until(is_undone)
+    assert observer.exists("syncguard:k") == 0
+
+
+def test_an_acquire_whose_reply_was_lost_leaves_no_lock(backend_on, lossy_relay, client):
+    # So few connections that none is kept: a kept one would be tried again.
+    backend = backend_on(lossy_relay, client={"max_connections": 4})
+    backend.acquire("warm up", TTL_MS).release()
+    lossy_relay.lose_next_reply()
+    with pytest.raises(LockError):
+        backend.acquire("k", TTL_MS)
+    assert lossy_relay.lost.is_set()
+    wait_until(is_undone)
+    assert client.exists("syncguard:k") == 0
+    assert client.get("syncguard:fence:syncguard:k") == "1", "it was granted"
+
+
+def test_an_acquire_that_lacks_a_right_inside_its_script_leaves_no_lock(
+    backend_on, server, observer
+):
+    """The script writes the lock before it runs the command that is refused."""
+    rules = "on >pw ~* +@read +@write +@scripting +@connection +time -zadd"
+    observer.execute_command("ACL", "SETUSER", "shop", "reset", *rules.split())
+    backend = backend_on(server, client={"username": "shop", "password": "pw"})
+    with pytest.raises(AuthFailed):
+        backend.acquire("k", TTL_MS)
+    wait_until(is_undone)
+    assert observer.exists("syncguard:k") == 0
+    assert observer.get("syncguard:fence:syncguard:k") == "1", "the script began to write"
+
+
+def test_a_failed_connection_needs_no_undo(backend_on, server):
+    """Nothing was sent. Else each attempt during an outage would be a job."""
+    backend = backend_on(server)
+    backend.acquire("warm up", TTL_MS).release()
+    server.kill()
+    with pytest.raises(LockError):  # on the kept connection
+        backend.is_locked("k")
+    with pytest.raises(LockError):
+        backend.acquire("k", TTL_MS)
+    with pytest.raises(LockError):
+        lock(backend, "k", TTL_MS).__enter__()
+    assert undo_thread.pending == 0
+
+
+# -- the tombstone ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(server):
+    """Runs a call; returns the reply of the server."""
+    with server.client() as client:
+
+        def run(call):
+            return client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+
+        yield run
+
+
+CALLS = Calls()
+
+
+def test_an_acquire_that_arrives_after_its_undo_is_refused(run, observer):
+    late = CALLS.acquire("k", TTL_MS, None)
+    assert run(CALLS.undo(late.lock_id)) == 0
+    assert run(late) == 0
+    assert observer.exists("syncguard:k") == 0
+    assert 0 < observer.pttl(f"syncguard:id:{late.lock_id}") <= TOMBSTONE_MS
+
+
+def test_a_waiters_acquire_that_arrives_after_its_undo_is_refused(run, observer):
+    late = CALLS.acquire("k", TTL_MS, None, wait_ms=1_000)
+    run(CALLS.undo(late.lock_id))
+    assert not late.read(run(late)).remaining_ms
+    assert observer.exists("syncguard:k") == 0
+
+
+def test_an_adopt_that_arrives_after_its_undo_is_refused(run):
+    lock_id = CALLS.acquire("k", TTL_MS, None)
+    run(lock_id)
+    late = CALLS.adopt(lock_id.lock_id, TTL_MS, None)
+    run(CALLS.undo(late.args[1]))
+    assert run(late) == -1
+    extend = CALLS.extend(lock_id.lock_id, TTL_MS)
+    assert extend.read(run(extend)).ok, "the lock stays with its old id"
+
+
+def test_the_undo_of_an_executed_acquire_releases_the_lock(run, observer):
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    assert run(CALLS.undo(acquire.lock_id)) == 1
+    assert observer.exists("syncguard:k") == 0
+    assert observer.zcard("syncguard:id::live") == 0
+    assert run(acquire) == 0, "the same request again, from another connection"
+
+
+def test_the_undo_of_an_executed_adopt_releases_the_lock(run, observer):
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    adopt = CALLS.adopt(acquire.lock_id, TTL_MS, None)
+    run(adopt)
+    assert run(CALLS.undo(adopt.args[1])) == 1
+    assert observer.exists("syncguard:k") == 0
+    assert run(adopt) == -1, "the same request again, from another connection"
+
+
+def test_an_undo_does_not_release_the_lock_of_another_id(run, observer):
+    acquire, next_one = (CALLS.acquire("k", TTL_MS, None) for _ in range(2))
+    run(acquire)
+    run(CALLS.release(acquire.lock_id))
+    run(next_one)
+    assert run(CALLS.undo(acquire.lock_id)) == 0
+    assert observer.exists("syncguard:k") == 1
+
+
+def test_every_other_script_sees_a_tombstone_as_a_lock_that_is_gone(run, observer):
+    lock_id = CALLS.acquire("k", TTL_MS, None).lock_id
+    run(CALLS.undo(lock_id))
+    assert run(CALLS.extend(lock_id, TTL_MS)) == [-1]
+    assert run(CALLS.adopt(lock_id, TTL_MS, None)) == -1
+    assert run(CALLS.lookup(None, lock_id)) is None
+    assert run(CALLS.release(lock_id)) == -1
+    assert observer.exists(f"syncguard:id:{lock_id}") == 1, "and none of them deletes it"
+
+
+def test_an_undo_wakes_a_waiter(backend_on, server, run):
+    backend = backend_on(server)
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    patient = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+    with (
+        call_later(0.2, lambda: run(CALLS.undo(acquire.lock_id))),
+        lock(backend, "k", TTL_MS, acquisition=patient) as held,
+    ):
+        assert held.fence == "000000000000002"
+
+
+# -- a caller that comes back -----------------------------------------------------------------
+
+
+@pytest.fixture
+def no_undo(monkeypatch):
+    """Undos are not tried: what a caller that comes back gets must not depend on them."""
+    monkeypatch.setattr(undo_thread, "_try_due", lambda: undo_thread._wake.get())
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_a_caller_that_comes_back_replaces_its_own_lock(backend_on, server, observer):
+    backend = backend_on(server, client=IMPATIENT)
+    backend.acquire("warm up", TTL_MS).release()
+    times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
+    assert observer.exists("syncguard:k") == 1
+    again = backend.acquire("k", TTL_MS)
+    assert again.ok
+    assert again.fence == "000000000000002"
+    assert again.release().ok
+    assert observer.zcard("syncguard:id::live") == 0
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_lock_that_comes_back_replaces_its_own_lock(backend_on, server, observer):
+    backend = backend_on(server, client=IMPATIENT)
+    backend.acquire("warm up", TTL_MS).release()
+    times_out(server, backend, lambda: lock(backend, "k", TTL_MS).__enter__())
+    assert observer.exists("syncguard:k") == 1
+    with lock(backend, "k", TTL_MS) as held:
+        assert held.fence == "000000000000002"
+
+
+@pytest.mark.usefixtures("no_undo")
+def test_a_caller_that_comes_back_does_not_replace_the_lock_of_another(backend_on, server):
+    backend = backend_on(server, client=IMPATIENT)
+    assert backend.acquire("k", TTL_MS).ok
+    times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
+    times_out(server, backend, lambda: backend.acquire("other", TTL_MS))
+    assert not backend.acquire("k", TTL_MS).ok
+
+
+def test_the_undo_of_a_replaced_lock_does_not_release_the_new_one(backend_on, server, observer):
+    backend = backend_on(server, client=IMPATIENT)
+    backend.acquire("warm up", TTL_MS).release()
+    times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
+    wait_until(lambda: backend.acquire("k", TTL_MS).ok)
+    wait_until(is_undone)
+    assert observer.exists("syncguard:k") == 1
+
+
+# -- adopt ------------------------------------------------------------------------------------
+
+
+def test_an_adopt_that_timed_out_leaves_no_lock(backend_on, server):
+    backend = backend_on(server, client=IMPATIENT)
+    first = backend.acquire("k", TTL_MS)
+    second = backend.adopt(first.lock_id, TTL_MS)  # loads the script
+    times_out(server, backend, lambda: backend.adopt(second.lock_id, TTL_MS))
+    wait_until(is_undone)
+    # Redis executed the adopt before its undo, or refused it after. Then the old id is valid.
+    holders = [info.lock_id for info in backend.page_raw().locks]
+    assert holders in ([], [second.lock_id])
+
+
+# -- a grant that arrives too late ------------------------------------------------------------
+
+
+def is_granted_late(server, operation):
+    """Run an operation with a TTL of 100 ms on a Redis that answers after 500 ms."""
+    threading.Timer(0.5, server.resume).start()
+    server.pause()
+    return operation()
+
+
+def test_an_acquire_that_is_answered_after_its_ttl_is_no_grant(backend_on, server, observer):
+    backend = backend_on(server)
+    backend.acquire("warm up", TTL_MS).release()
+    result = is_granted_late(server, lambda: backend.acquire("k", 100))
+    assert not result.ok
+    assert result.reason == "locked"
+    wait_until(is_undone)
+    assert observer.get("syncguard:fence:syncguard:k") == "1", "it was granted"
+    assert observer.exists("syncguard:k") == 0
+
+
+def test_an_adopt_that_is_answered_after_its_ttl_is_no_grant(backend_on, server, observer):
+    backend = backend_on(server)
+    first = backend.acquire("k", TTL_MS)
+    second = backend.adopt(first.lock_id, TTL_MS)
+    result = is_granted_late(server, lambda: backend.adopt(second.lock_id, 100))
+    assert not result.ok
+    assert result.reason == "expired"
+    wait_until(is_undone)
+    assert observer.exists("syncguard:k") == 0
+
+
+# -- undo() of a backend ----------------------------------------------------------------------
+
+
+def test_undo_releases_a_lock_that_nobody_holds(server, observer):
+    with server.client() as client, RedisBackend(client) as backend:
+        held, reported = (backend.acquire(key, TTL_MS) for key in ("held", "reported"))
+        undo(backend, held.lock_id, key="held", ttl_ms=TTL_MS)
+        undo(with_telemetry(backend, print), reported.lock_id)
+        wait_until(is_undone)
+    assert observer.keys("syncguard:held") == observer.keys("syncguard:reported") == []
+
+
+def test_undo_of_a_backend_without_it_releases_once(server):
+    class Plain:
+        def __init__(self, backend):
+            self.release = backend.release
+
+    with server.client() as client, RedisBackend(client) as backend:
+        held = backend.acquire("k", TTL_MS)
+        undo(Plain(backend), held.lock_id)
+        assert not backend.is_locked("k")
+        server.kill()
+        undo(Plain(backend), held.lock_id)  # raises nothing
+
+
+# -- asyncio ----------------------------------------------------------------------------------
+
+
+def test_closing_the_callers_loop_does_not_stop_the_undo(server, observer):
+    async def main() -> None:
+        client = redis.asyncio.Redis(
+            host="localhost", port=server.port, retry=AsyncRetry(NoBackoff(), 0), **IMPATIENT
+        )
+        async with client, AsyncRedisBackend(client) as backend:
+            result = await backend.acquire("warm up", TTL_MS)
+            assert result.ok
+            await result.release()
+            server.pause()
+            await backend.acquire("k", TTL_MS)
+
+    before = executed(server)
+    with pytest.raises(NetworkTimeout):
+        asyncio.run(main())
+    assert undo_thread.pending == 1
+    server.resume()
+    wait_until(lambda: executed(server) > before + 2)
+    wait_until(is_undone)
+    assert observer.exists("syncguard:k") == 0
