@@ -144,12 +144,17 @@ def half_interval(ratios: list[float]) -> float:
     return 1.57 * (upper - lower) / math.sqrt(len(ratios))
 
 
+def of_plain(taken: dict[str, list[tuple[float, float]]], name: str) -> list[float]:
+    """The throughput in each round, of that of the plain task in the same round."""
+    return [sum(plain) / sum(both) for plain, both in zip(taken["plain"], taken[name], strict=True)]
+
+
 def report(taken: dict[str, list[tuple[float, float]]], tasks: int) -> bool:
     print(f"{'':27}{'of plain':>10}{'':8}{'tasks/s':>9}{'published/s':>13}{'run/s':>9}")
     ratios: dict[str, float] = {}
     for name, rounds in taken.items():
         totals = [sum(both) for both in rounds]
-        each = [sum(both) / total for both, total in zip(taken["plain"], totals, strict=True)]
+        each = of_plain(taken, name)
         ratios[name] = statistics.median(each)
         total, publishing, running = map(statistics.median, (totals, *zip(*rounds, strict=True)))
         print(f"{name:27}{ratios[name]:10.3f} ±{half_interval(each):.3f}", end="")
@@ -161,14 +166,8 @@ def report(taken: dict[str, list[tuple[float, float]]], tasks: int) -> bool:
     return met
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    arguments.add_argument("--rounds", type=int, default=200)
-    arguments.add_argument("--tasks", type=int, default=25)
-    arguments.add_argument("--concurrency", type=int, default=2)
-    chosen = arguments.parse_args()
-    if chosen.rounds < 2:
-        arguments.error("--rounds must be at least 2: one round has no interval")
+def take(rounds: int, tasks: int, concurrency: int) -> dict[str, list[tuple[float, float]]]:
+    """Start Redis and a worker, and measure."""
     with RedisServer() as server:
         app.conf.update(
             broker_url=server.url,
@@ -177,8 +176,25 @@ def main() -> int:
             singleton_backend_url=server.url,
             ONCE={"backend": "celery_once.backends.Redis", "settings": {"url": server.url}},
         )
-        with worker(server.url, chosen.concurrency):
-            taken = measure(RoundRunner(server), chosen.rounds, chosen.tasks)
+        with worker(server.url, concurrency):
+            return measure(RoundRunner(server), rounds, tasks)
+
+
+def run(rounds: int, tasks: int, concurrency: int) -> dict[str, float]:
+    """The throughput of each contender, of that of the plain task."""
+    taken = take(rounds, tasks, concurrency)
+    return {name: statistics.median(of_plain(taken, name)) for name in taken}
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    arguments.add_argument("--rounds", type=int, default=200)
+    arguments.add_argument("--tasks", type=int, default=25)
+    arguments.add_argument("--concurrency", type=int, default=2)
+    chosen = arguments.parse_args()
+    if chosen.rounds < 2:
+        arguments.error("--rounds must be at least 2: one round has no interval")
+    taken = take(chosen.rounds, chosen.tasks, chosen.concurrency)
     return 0 if report(taken, chosen.tasks) else 1
 
 
