@@ -31,13 +31,13 @@ def main() -> int:
     options = _options()
     with _stop_on_signals():
         try:
-            with demo_processes.environment() as embedded:
+            with demo_processes.environment() as pause:
                 if options.check:
-                    with demo_processes.worker(embedded):
+                    with demo_processes.worker(pause):
                         return _check()
                 with (
                     demo_processes.web_server(options.port) as address,
-                    demo_processes.worker(embedded) as worker,
+                    demo_processes.worker(pause) as worker,
                 ):
                     _welcome(address)
                     while True:

@@ -1,12 +1,13 @@
 """All processes of the demo, started in order and always stopped in reverse order.
 
-The web server runs in this process, so that the buttons of its page control the Redis and the
-worker that this process started, and no others.
+The web server runs in this process, so that the buttons of its page control the store of the
+locks and the worker that this process started, and no others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from wsgiref.simple_server import WSGIServer
 
+from example_project.lock_store import Pause, lock_store
 from syncguard.testing import RedisServer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,16 +38,13 @@ class CannotStart(Exception):
 
 
 @contextlib.contextmanager
-def environment() -> Iterator[RedisServer | None]:
-    """Start servers and set up Django. Yields the embedded Redis of the locks, if it has one.
+def environment() -> Iterator[Pause | None]:
+    """Start servers and set up Django. Yields what pauses the store of the locks, if it may.
 
     Messages have a separate Redis: pausing the locks must not pause Celery.
     """
     with contextlib.ExitStack() as started:
-        embedded: RedisServer | None = None
-        if "SYNCGUARD_URL" not in os.environ:
-            embedded = started.enter_context(RedisServer())
-            os.environ["SYNCGUARD_URL"] = embedded.url
+        pause = started.enter_context(lock_store())
         if "CELERY_BROKER_URL" not in os.environ:
             os.environ["CELERY_BROKER_URL"] = started.enter_context(RedisServer()).url
         folder = started.enter_context(tempfile.TemporaryDirectory(prefix="syncguard-demo-"))
@@ -61,7 +60,19 @@ def environment() -> Iterator[RedisServer | None]:
         django.setup()
         started.callback(connections.close_all)
         call_command("migrate", verbosity=0, interactive=False)
-        yield embedded
+        with _explained():
+            call_command("syncguard_setup", stdout=io.StringIO())
+        yield pause
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    from django.core.management import CommandError
+
+    try:
+        yield
+    except CommandError as error:
+        raise CannotStart(f"the store at SYNCGUARD_URL cannot be used: {error}") from error
 
 
 class Worker:
@@ -159,7 +170,7 @@ class _CleanupShell:
 
 
 @contextlib.contextmanager
-def worker(embedded: RedisServer | None) -> Iterator[Worker]:
+def worker(pause: Pause | None) -> Iterator[Worker]:
     """Start a worker, and set the controls of the scenes."""
     from example_project.celery import app
     from example_project.story.controls import controls
@@ -177,7 +188,7 @@ def worker(embedded: RedisServer | None) -> Iterator[Worker]:
             running = Worker()
         running.wait_until_ready()
         controls.kill = running.kill_child
-        controls.pause_redis = None if embedded is None else embedded.paused
+        controls.pause = pause
         yield running
     finally:
         stopping.set()

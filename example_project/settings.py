@@ -11,6 +11,8 @@ from pathlib import Path
 
 from django.core.management.utils import get_random_secret_key
 
+from example_project.lock_store import options_of
+
 HERE = Path(__file__).resolve().parent
 
 SECRET_KEY = os.environ.get("EXAMPLE_SECRET_KEY") or get_random_secret_key()
@@ -22,10 +24,15 @@ USE_TZ = True
 
 # -- SyncGuard --------------------------------------------------------------------------------
 
+LOCATION = os.environ.get("SYNCGUARD_URL", "redis://127.0.0.1:6379/0")
 SYNCGUARD = {
     "default": {
-        "LOCATION": os.environ.get("SYNCGUARD_URL", "redis://127.0.0.1:6379/0"),
+        "LOCATION": LOCATION,
         "KEY_PREFIX": "example",
+        "OPTIONS": options_of(LOCATION),
+        # For short fences in the pictures. A real site omits this: then a Redis that lost its
+        # data cannot give out a fence for the second time.
+        "FENCE_FLOOR": None,
     }
 }
 

@@ -14,8 +14,8 @@ class Controls:
     kill: Callable[[int], None] | None = None
     """kill -9 for one process of the demo's own worker, by its id."""
 
-    pause_redis: Callable[[], AbstractContextManager[None]] | None = None
-    """Stop the embedded Redis of the locks for the length of a block."""
+    pause: Callable[[], AbstractContextManager[None]] | None = None
+    """Pause the store of the locks for the length of a block."""
 
 
 controls = Controls()

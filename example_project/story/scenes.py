@@ -26,6 +26,9 @@ WORK_S = 1.0
 """How long a holder works undisturbed, so that the page shows it."""
 PAUSE_S = 3.0
 SUPPLIER = "acme"
+STORE = {"redis": "Redis", "postgres": "PostgreSQL", "sqlite": "SQLite"}[
+    locks["default"].capabilities.backend
+]
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def kill() -> None:
 
 
 def pause() -> None:
-    assert controls.pause_redis is not None  # noqa: S101 - else the scene is missing something
+    assert controls.pause is not None  # noqa: S101 - else the scene is missing something
     invoice = _new_invoice(bank_ms=8_000)
     with SceneRun("pause", invoice.lock_key) as scene:
         settle_invoice.delay(invoice.pk)
@@ -100,17 +103,17 @@ def pause() -> None:
         scene.step(f"Process {first.pid} settles {invoice} under fence {_short(first.fence)}.")
         scene.wait_for("the bank", Transfer.objects.filter(invoice=invoice).exists)
         stopping.wait(WORK_S)
-        with controls.pause_redis():
+        with controls.pause():
             paused_ms = now_ms()
             journal.note("paused")
-            scene.step(f"Redis is paused for {PAUSE_S:.0f} s and extends no lock.")
+            scene.step(f"{STORE} is paused for {PAUSE_S:.0f} s and extends no lock.")
             stopping.wait(PAUSE_S)
             lost_in_time = scene.events("lost").exists()
             journal.note("resumed")
         lost = scene.wait_for("the loss", scene.events("lost").first)
         scene.check(
             lost_in_time,
-            "The holder learned of the loss while Redis was still paused,"
+            f"The holder learned of the loss while {STORE} was still paused,"
             f" {(lost.at_ms - paused_ms) / 1000:.1f} s after its start, and stopped: LockLost.",
         )
         second = scene.wait_for("the next holder", _holder_after(scene, first))
@@ -168,7 +171,7 @@ def _needs_kill() -> str:
 
 
 def _needs_pause() -> str:
-    return "" if controls.pause_redis else "Only an embedded Redis can be paused."
+    return "" if controls.pause else "Only a store of the demo's own can be paused."
 
 
 KINDS = {
@@ -191,9 +194,9 @@ KINDS = {
         ),
         SceneKind(
             "pause",
-            "A silent Redis",
-            "Pause Redis for 3 s",
-            "The lock expires while Redis is silent. The holder must learn of it in time.",
+            f"A silent {STORE}",
+            f"Pause {STORE} for 3 s",
+            f"The lock expires while {STORE} is silent. The holder must learn of it in time.",
             pause,
             _needs_pause,
         ),
