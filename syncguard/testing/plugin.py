@@ -78,17 +78,16 @@ def syncguard_postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def syncguard_postgres(
     syncguard_postgres_server: PostgresServer, _postgres_schema: dict[str, object]
-) -> PostgresServer:
+) -> Iterator[PostgresServer]:
     """The session's PostgreSQL, running, with the empty tables of SyncGuard.
 
-    A test may kill it. A test that changes its configuration should start its own
-    ``PostgresServer``.
+    A test may kill it; it is started again after the test. A test that changes its configuration
+    should start its own ``PostgresServer``.
     """
     from syncguard.postgres import PostgresBackend, Tables
 
     server = syncguard_postgres_server
-    if not server.is_running:
-        server.restart()
+    _make_sure_it_runs(server)
     tables = Tables()
     with server.connect() as connection:
         if connection.execute(_SCHEMA).fetchone() != _postgres_schema.get("now"):
@@ -96,7 +95,14 @@ def syncguard_postgres(
                 backend.setup()
         connection.execute(f"TRUNCATE {tables.locks}, {tables.fences}")
         _postgres_schema["now"] = connection.execute(_SCHEMA).fetchone()
-    return server
+    yield server
+    # Now, not before the next test: that may use the session's server without this fixture.
+    _make_sure_it_runs(server)
+
+
+def _make_sure_it_runs(server: PostgresServer) -> None:
+    if not server.is_running:
+        server.restart()
 
 
 @pytest.fixture(scope="session")

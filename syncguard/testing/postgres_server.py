@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
+from syncguard.testing.free_port import free_port
 from syncguard.testing.postgres_programs import (
     PostgresUnavailableError,
     find_program,
@@ -80,7 +80,7 @@ class PostgresServer:
                 shutil.chown(self._folder, self._user)
             self._make_data()
             for _ in range(_PORT_ATTEMPTS):
-                self._port = _free_port()
+                self._port = free_port()
                 if self._launch():
                     return
             raise RuntimeError(f"no free port for PostgreSQL in {_PORT_ATTEMPTS} attempts")
@@ -249,13 +249,6 @@ class PostgresServer:
         if self._process is None or self._process.poll() is not None:
             raise RuntimeError("PostgreSQL is not running; restart() starts it again")
         return self._process
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((PostgresServer.host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _children(pid: int) -> list[int]:

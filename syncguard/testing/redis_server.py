@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
+from syncguard.testing.free_port import free_port
 from syncguard.testing.redis_server_control import Control
 from syncguard.testing.redis_server_path import find_redis_server
 from syncguard.testing.redis_server_process import POLL_S, PortTakenError, ServerProcess
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _PORT_ATTEMPTS: Final = 10
-_HIGHEST_PORT: Final = 65_535 - 10_000
 _PORT_TIMEOUT_S: Final = 10.0
 
 
@@ -79,7 +78,7 @@ class RedisServer:
         self._folder = Path(tempfile.mkdtemp(prefix="syncguard-redis-"))
         try:
             for _ in range(_PORT_ATTEMPTS):
-                self._port = _free_port()
+                self._port = free_port()
                 with contextlib.suppress(PortTakenError):
                     return self._launch(program)
             raise RuntimeError(f"no free port for redis-server in {_PORT_ATTEMPTS} attempts")
@@ -109,8 +108,7 @@ class RedisServer:
         if self._process is not None:
             self._require_ours(self._process)
             self._process.shut_down()
-        # This server used the port until now. If another process has it, this is most likely an
-        # outgoing connection, which ends soon.
+        # This server used the port until now. If another process has it, that may end soon.
         deadline = time.monotonic() + _PORT_TIMEOUT_S
         while True:
             try:
@@ -238,16 +236,6 @@ class RedisServer:
     def _require_ours(process: ServerProcess) -> None:
         if not process.is_ours:
             raise RuntimeError("this RedisServer belongs to the process that started it")
-
-
-def _free_port() -> int:
-    """A free port that is low enough for a cluster, which also uses the port 10,000 above it."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind((RedisServer.host, 0))
-            port: int = probe.getsockname()[1]
-        if port <= _HIGHEST_PORT:
-            return port
 
 
 def _quoted(value: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -17,15 +16,10 @@ from typing import Any
 import kombu
 import pytest
 
+from syncguard.testing.free_port import free_port
+
 # Debian's rabbitmq-server on the PATH requires its own user; the script that it calls does not.
 PROGRAMS = os.pathsep.join(["/usr/lib/rabbitmq/bin", os.environ.get("PATH", "")])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 from temporary_databases import counted, start_counting, temporary_database
 
 from syncguard.testing import RedisServer
+from syncguard.testing.free_port import free_port
 
 HERE = Path(__file__).parent
 REQUESTS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "48"))
@@ -54,9 +54,7 @@ COMMANDS = {
 @contextmanager
 def serving(server, database, locks, log):
     """The address of a web server of four processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     where = {"gunicorn": f"--bind=127.0.0.1:{port}", "uvicorn": f"--port={port}"}
     environment = {
         **os.environ,

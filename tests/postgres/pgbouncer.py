@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -12,7 +11,23 @@ from pathlib import Path
 
 import psycopg
 
+from syncguard.testing.free_port import free_port
 from syncguard.testing.postgres_programs import unprivileged_user
+
+_SETTINGS = """
+[databases]
+* = host=127.0.0.1 port={server.port} user={server.user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+max_client_conn = 200
+default_pool_size = 10
+server_login_retry = 1
+logfile = {log}
+"""
 
 
 class PgBouncerUnavailableError(Exception):
@@ -20,7 +35,7 @@ class PgBouncerUnavailableError(Exception):
 
 
 class PgBouncer:
-    """Listens on its own port during the ``with`` block."""
+    """Listens during the ``with`` block. A start after ``kill()`` may choose another port."""
 
     def __init__(self, server):
         self._server = server
@@ -30,51 +45,23 @@ class PgBouncer:
         return f"postgresql://{self._server.user}@127.0.0.1:{self.port}/{self._server.database}"
 
     def __enter__(self):
-        program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
-        if program is None:
+        self._program = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin")
+        if self._program is None:
             raise PgBouncerUnavailableError("pgbouncer is not installed")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
         self._user = unprivileged_user()
         self._folder = Path(tempfile.mkdtemp(prefix="syncguard-pgbouncer-"))
-        settings = self._folder / "pgbouncer.ini"
-        settings.write_text(
-            f"""
-[databases]
-* = host=127.0.0.1 port={self._server.port} user={self._server.user}
-[pgbouncer]
-listen_addr = 127.0.0.1
-listen_port = {self.port}
-unix_socket_dir =
-auth_type = any
-pool_mode = transaction
-max_client_conn = 200
-default_pool_size = 10
-server_login_retry = 1
-logfile = {self._folder}/log
-"""
-        )
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-            shutil.chown(settings, self._user)
-        self._command = [program, "-q", settings]
-        self._start()
-        return self
-
-    def _start(self):
-        self._process = subprocess.Popen(
-            self._command,
-            user=self._user,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-        )
         try:
-            self._wait_until_ready()
+            self._start()
         except BaseException:
             self.__exit__()
             raise
+        return self
+
+    def __exit__(self, *_exc):
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def restart_if_killed(self):
         if self._process.poll() is None:
@@ -86,17 +73,41 @@ logfile = {self._folder}/log
         self._process.kill()
         self._process.wait()
 
-    def __exit__(self, *_exc):
-        self.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+    def _start(self):
+        """Start it on a free port. Another process may bind the port first: then on the next."""
+        for _ in range(10):
+            self._launch()
+            if self._wait_until_ready():
+                return
+        raise AssertionError(f"pgbouncer does not start: {self._log.read_text()}")
+
+    def _launch(self):
+        self.port = free_port()
+        self._log = self._folder / "log"
+        settings = self._folder / "pgbouncer.ini"
+        settings.write_text(
+            _SETTINGS.format(server=self._server, port=self.port, log=self._log), encoding="utf-8"
+        )
+        settings.chmod(0o644)
+        with (self._folder / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [self._program, "-q", settings],
+                user=self._user,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+            )
 
     def _wait_until_ready(self):
+        """True: it answers. False: it has ended."""
         deadline = time.monotonic() + 60
         while True:
             try:
                 psycopg.connect(self.url, autocommit=True).close()
-                return
             except psycopg.OperationalError:
-                assert self._process.poll() is None, "pgbouncer has ended"
+                if self._process.poll() is not None:
+                    return False
                 assert time.monotonic() < deadline, "pgbouncer does not answer"
                 time.sleep(0.02)
+            else:
+                return True

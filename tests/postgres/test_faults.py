@@ -213,3 +213,14 @@ def test_a_setting_of_another_kind_is_refused_before_any_connection():
     ):
         with pytest.raises(InvalidArgument):
             PostgresBackend.from_url("postgresql://127.0.0.1:1/x", **options)
+
+
+@pytest.fixture
+def runs_after_the_test(syncguard_postgres_server):
+    yield
+    assert syncguard_postgres_server.is_running
+
+
+@pytest.mark.usefixtures("runs_after_the_test")  # ends after the fixture that the test kills
+def test_a_killed_server_runs_again_after_the_test(syncguard_postgres):
+    syncguard_postgres.kill()

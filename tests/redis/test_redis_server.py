@@ -129,9 +129,9 @@ def test_a_password_with_awkward_characters_works_and_is_not_in_the_repr():
 
 def test_start_chooses_another_port_if_the_first_is_taken(monkeypatch, server):
     # Given another Redis on the port, which would answer a PING too
-    real = server_module._free_port
+    real = server_module.free_port
     ports = iter([server.port])
-    monkeypatch.setattr(server_module, "_free_port", lambda: next(ports, None) or real())
+    monkeypatch.setattr(server_module, "free_port", lambda: next(ports, None) or real())
 
     with RedisServer() as other:
         assert other.port != server.port
@@ -139,7 +139,7 @@ def test_start_chooses_another_port_if_the_first_is_taken(monkeypatch, server):
 
 
 def test_start_raises_if_every_port_is_taken(monkeypatch, server):
-    monkeypatch.setattr(server_module, "_free_port", lambda: server.port)
+    monkeypatch.setattr(server_module, "free_port", lambda: server.port)
     with pytest.raises(RuntimeError, match="no free port"):
         RedisServer().start()
 

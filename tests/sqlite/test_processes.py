@@ -273,15 +273,13 @@ def test_an_asyncio_backend_works_in_a_child(path):
 
 
 def test_no_process_is_left_behind_where_eight_want_the_file(path):
-    """The backend waits in random steps. With SQLite's own waiting, one process can be left behind.
+    """With SQLite's own waiting, the fastest makes some 170 times the pairs of the slowest.
 
-    A busy machine can stop a process for a while, so the fairest of several rounds counts.
+    With pauses of ours it makes two to four times as many. The bound is far from both, because a
+    busy machine can stop a process for a while.
     """
-    ratios = []
-    while not ratios or min(ratios) > 2.5:
-        assert len(ratios) < 5, f"the fastest made so many times the pairs of the slowest: {ratios}"
-        pairs = _pairs_of_processes(path)
-        ratios.append(max(pairs) / min(pairs))
+    pairs = _pairs_of_processes(path)
+    assert max(pairs) < 25 * min(pairs)
 
 
 def _pairs_of_processes(path, processes=8, least=50):

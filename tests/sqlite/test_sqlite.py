@@ -428,6 +428,23 @@ def test_a_busy_file_is_waited_for(backend, path, monkeypatch):
         writer.execute("SELECT 1")  # closed: the file was busy
 
 
+def test_a_busy_file_is_tried_again_after_short_pauses_of_random_length(backend, path, monkeypatch):
+    """Equal pauses would keep processes in step, and growing ones would leave the last behind."""
+    backend.setup()
+    writer, pauses = another_writer(path), []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 50:
+            writer.close()
+
+    monkeypatch.setattr("syncguard.sqlite.lock_file.time.sleep", sleep)
+    assert backend.acquire("k")
+    assert len(set(pauses)) == 50
+    assert all(0.0005 <= pause <= 0.003 for pause in pauses)
+    assert max(pauses[25:]) < 2 * max(pauses[:25])
+
+
 def test_the_ttl_begins_when_the_file_is_free_not_when_the_wait_for_it_begins(
     backend, path, monkeypatch
 ):

@@ -14,6 +14,7 @@ from redis.sentinel import Sentinel
 from wait_until import wait_until
 
 from syncguard.testing import RedisServer
+from syncguard.testing.free_port import free_port
 from syncguard.testing.redis_server_path import find_redis_server
 
 if TYPE_CHECKING:
@@ -52,8 +53,7 @@ class SentinelServers:
             with replica.client() as client:
                 client.replicaof(master.host, master.port)
                 wait_until(lambda: client.info("replication")["master_link_status"] == "up")
-            with RedisServer() as spare:  # for a free port
-                port = spare.port
+            port = free_port()
             self._start_sentinel(opened, port, master.port)
             self.address = (master.host, port)
             self.sentinel = Sentinel([self.address], sentinel_kwargs={"socket_timeout": 5.0})
