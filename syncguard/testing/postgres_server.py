@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from syncguard.testing.free_port import free_port
 from syncguard.testing.postgres_programs import (
-    PostgresUnavailableError,
     find_program,
     unprivileged_user,
 )
@@ -237,7 +236,7 @@ class PostgresServer:
         )
         if done.returncode:
             name = Path(str(command[0])).name
-            raise PostgresUnavailableError(f"{name} failed: {done.stderr.strip()}")
+            raise RuntimeError(f"{name} failed: {done.stderr.strip()}")
 
     def _started(self) -> Path:
         if self._folder is None:

@@ -14,7 +14,7 @@ from sentinel_servers import NAME, NEVER_DOWN, SentinelServers
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.rounds, pytest.mark.slow]
 
 
 class Servers:

@@ -65,9 +65,11 @@ class BehindPgBouncer:
         return pgbouncer.kill
 
 
+@pytest.mark.rounds
 @pytest.mark.slow
 class TestBehindPgBouncer(BehindPgBouncer, Blocking): ...
 
 
+@pytest.mark.rounds
 @pytest.mark.slow
 class TestBehindPgBouncerAsyncio(BehindPgBouncer, Asyncio): ...
