@@ -211,12 +211,14 @@ class AsyncLock(OneBlock[AsyncLockBackend, AsyncAcquired, heartbeat.AsyncWatch])
                 else:
                     answer = await waiter.wait(step.ms, options.signal)
         finally:
+            at_once = self._backend.disposal.begins_at_once
             try:
-                await settle(waiter.close())
+                await settle(waiter.close(), begins_at_once=at_once)
             except BaseException:
                 # Cancelled after the lock was acquired, before the caller got it.
                 if acquired is not None:
-                    await settle(self._backend.release(acquired.lock_id))
+                    release = self._backend.release(acquired.lock_id)
+                    await settle(release, begins_at_once=at_once)
                 raise
         return acquired
 

@@ -25,6 +25,8 @@ class BackendConfig:
 
     is_async: ClassVar[bool]
     twin: ClassVar[str | None]
+    begins_at_once: ClassVar[bool] = False
+    """In asyncio, releasing uses neither ``asyncio.timeout`` nor ``wait_for``; see ``settle``."""
 
     def __init__(
         self,
@@ -34,7 +36,9 @@ class BackendConfig:
         dispose_timeout_ms: int | None,
     ) -> None:
         check_callback("on_release_error", on_release_error, may_be_async=self.is_async)
-        self._disposal = Disposal.of(on_release_error, dispose_timeout_ms)
+        self._disposal = Disposal.of(
+            on_release_error, dispose_timeout_ms, begins_at_once=self.begins_at_once
+        )
         self._display_hash = display_hash
         self._key_prefix = key_prefix
 

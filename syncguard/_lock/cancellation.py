@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from syncguard._lock.background_tasks import keep
@@ -19,22 +20,50 @@ GRACE_S: Final = 5.0
 """How long a cancelled caller waits at most for a server that does not answer."""
 
 
-async def settle(operation: Coroutine[Any, Any, T]) -> T:
+async def settle(operation: Coroutine[Any, Any, T], *, begins_at_once: bool = False) -> T:
     """Run the operation to its end, even if the caller is cancelled; then raise CancelledError.
 
-    It begins in the caller's task. It gets a task of its own only if it has to wait: most do not.
+    ``begins_at_once`` runs it in the caller's task, and moves it to a task of its own only if the
+    caller is cancelled: quicker, but not for operations with ``asyncio.timeout`` or ``wait_for``,
+    which cancel the task in which they began.
     """
-    try:
-        first = operation.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    task = asyncio.ensure_future(_rest(operation, first))
+    if begins_at_once:
+        return await _in_callers_task(operation)
+    task = asyncio.ensure_future(operation)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await finished(task)
         raise
+
+
+async def _in_callers_task(operation: Coroutine[Any, Any, T]) -> T:
+    try:
+        awaited = operation.send(None)
+        while isinstance(awaited, asyncio.Future):
+            # Not awaited itself: cancelling the caller would cancel it.
+            done = asyncio.get_running_loop().create_future()
+            wake = partial(_set_done, done)
+            awaited._asyncio_future_blocking = False  # as a task does with what it waits for
+            awaited.add_done_callback(wake)
+            try:
+                await done
+            except asyncio.CancelledError:
+                awaited.remove_done_callback(wake)
+                awaited._asyncio_future_blocking = True
+                await finished(asyncio.ensure_future(_rest(operation, awaited)))
+                raise
+            awaited = operation.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    # It waits for something else, such as asyncio.sleep(0).
+    return await settle(_rest(operation, awaited))
+
+
+def _set_done(done: asyncio.Future[None], _awaited: object) -> None:
+    if not done.done():
+        done.set_result(None)
 
 
 async def _rest(operation: Coroutine[Any, Any, T], first: object) -> T:

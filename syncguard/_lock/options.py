@@ -6,7 +6,7 @@ Shared by the blocking and the asyncio lock; no I/O.
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from syncguard._backend.required import check_signal
@@ -128,7 +128,11 @@ class Options:
             timeout_ms = min(timeout_ms or _LOST_RELEASE_MS, _LOST_RELEASE_MS)
         elif self.on_release_error is None:
             return backend_disposal
-        return Disposal(self.on_release_error or backend_disposal.on_release_error, timeout_ms)
+        return replace(
+            backend_disposal,
+            on_release_error=self.on_release_error or backend_disposal.on_release_error,
+            timeout_ms=timeout_ms,
+        )
 
     def release_context(self, held: Held) -> ReleaseErrorContext:
         return ReleaseErrorContext(key=self.key, lock_id=held.lock_id, source="lock")

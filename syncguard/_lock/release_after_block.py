@@ -58,13 +58,21 @@ class Disposal:
 
     on_release_error: OnReleaseError = log_release_error
     timeout_ms: int | None = None
+    begins_at_once: bool = False
+    """In asyncio, a release begins in the caller's task; see ``settle``."""
 
     @classmethod
-    def of(cls, on_release_error: OnReleaseError | None, timeout_ms: int | None) -> Disposal:
+    def of(
+        cls,
+        on_release_error: OnReleaseError | None,
+        timeout_ms: int | None,
+        *,
+        begins_at_once: bool = False,
+    ) -> Disposal:
         check_callback("on_release_error", on_release_error)
         if timeout_ms is not None:
             validate_ttl_ms(timeout_ms, "dispose_timeout_ms")
-        return cls(on_release_error or log_release_error, timeout_ms)
+        return cls(on_release_error or log_release_error, timeout_ms, begins_at_once)
 
     def release(
         self, release: Callable[[], ReleaseResult], context: Callable[[], ReleaseErrorContext]
@@ -101,7 +109,7 @@ class Disposal:
                 self._report_error(error, context)
                 return None
 
-        return await settle(releasing())
+        return await settle(releasing(), begins_at_once=self.begins_at_once)
 
     def _report_error(self, error: LockError, context: Callable[[], ReleaseErrorContext]) -> None:
         try:

@@ -75,6 +75,7 @@ class AsyncRedisBackend(Configured, AsyncBackend):
     """Locks on Redis, for asyncio. Each event loop that uses it gets a connection of its own."""
 
     twin: ClassVar[str | None] = "syncguard.redis.RedisBackend"
+    begins_at_once: ClassVar[bool] = True
 
     def __init__(
         self,
