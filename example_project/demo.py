@@ -113,14 +113,25 @@ def _stop_on_signals() -> Iterator[None]:
     """The first Ctrl-C, SIGTERM or SIGHUP ends the block; later ones are ignored."""
 
     def stop(*_: object) -> None:
-        for number in demo_processes.STOP_SIGNALS:
+        for number in handled:
             signal.signal(number, signal.SIG_IGN)
         raise Stopped
 
-    before = {number: signal.signal(number, stop) for number in demo_processes.STOP_SIGNALS}
+    def stop_again(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, Stopped):
+            # The signal came while a destructor ran, which cannot raise. Try again outside of it.
+            signal.signal(signal.SIGALRM, stop)
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+        else:
+            hook_before(unraisable)
+
+    handled = (*demo_processes.STOP_SIGNALS, signal.SIGALRM)
+    hook_before, sys.unraisablehook = sys.unraisablehook, stop_again
+    before = {number: signal.signal(number, stop) for number in handled}
     try:
         yield
     finally:
+        sys.unraisablehook = hook_before
         for number, handler in before.items():
             signal.signal(number, handler)
 

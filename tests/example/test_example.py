@@ -210,6 +210,34 @@ def test_the_demo_can_be_stopped_while_it_starts(start, tmp_path):
     assert_nothing_is_left(tmp_path)
 
 
+STOPPED_IN_A_DESTRUCTOR = """
+import os, signal, time
+from example_project.demo import Stopped, _stop_on_signals
+
+class Connection:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+try:
+    with _stop_on_signals():
+        connection = Connection()
+        del connection
+        time.sleep(60)
+except Stopped:
+    print("stopped")
+"""
+
+
+def test_a_signal_that_comes_while_a_destructor_runs_stops_the_demo(environment):
+    """A destructor cannot raise: Python prints its error, and goes on."""
+    script = [sys.executable, "-c", STOPPED_IN_A_DESTRUCTOR]
+    done = subprocess.run(
+        script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=True
+    )
+    assert (done.stdout, done.stderr) == ("stopped\n", "")
+
+
 @pytest.mark.parametrize(
     "command", [["check", "--fail-level", "WARNING"], ["makemigrations", "--check", "--dry-run"]]
 )
