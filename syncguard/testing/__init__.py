@@ -7,7 +7,9 @@ and other slow modules only when they are used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+import sys
+from typing import TYPE_CHECKING, Final
 
 from syncguard.testing.manual_clock import ManualClock
 from syncguard.testing.postgres_programs import PostgresUnavailableError
@@ -27,14 +29,15 @@ __all__ = [
     "RedisServer",
 ]
 
+_SUITE: Final = "syncguard.testing.conformance"
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import pytest
+    if _SUITE not in sys.modules:
+        import pytest
 
-    # So that a failed assert of the suite shows its values, as in any test.
-    pytest.register_assert_rewrite("syncguard.testing.conformance")
-    from syncguard.testing import conformance
-
-    return getattr(conformance, name)
+        # So that a failed assert of the suite shows its values, as in any test.
+        pytest.register_assert_rewrite(_SUITE)
+    return getattr(importlib.import_module(_SUITE), name)

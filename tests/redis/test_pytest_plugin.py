@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 
@@ -32,3 +35,17 @@ def test_the_backend_locks_on_that_redis(syncguard_redis, syncguard_backend):
     with syncguard_redis.client() as client:
         assert client.exists("syncguard:invoice:42") == 1
     assert syncguard_backend.release(result.lock_id).ok
+
+
+def test_the_suite_can_be_imported_by_its_module_first(tmp_path):
+    (tmp_path / "test_users.py").write_text(
+        "import syncguard.testing.conformance\n"
+        "from syncguard.testing import LoopThread\n"
+        "def test_it(): assert LoopThread is syncguard.testing.conformance.LoopThread\n"
+    )
+    strict = ["-W", "error::pytest.PytestAssertRewriteWarning"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:django", *strict]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert "1 passed" in done.stdout, done.stdout
