@@ -26,6 +26,13 @@ KEYS = ("a", "b", "caf\N{LATIN SMALL LETTER E WITH ACUTE}")
 STEP_MS = 1_000_000
 """The TTLs are multiples of this, so that their order does not depend on the machine's speed."""
 
+LATER_MS = 1_000
+"""Equal TTLs become different ones: each operation gives its lock so much more than the one before.
+
+Otherwise two locks with one TTL would be in the order of their keys if they were acquired in the
+same millisecond, and in the order of their acquisition if not.
+"""
+
 KEY = st.sampled_from(KEYS)
 TTL = st.integers(1, 20).map(lambda n: n * STEP_MS)
 LOCK = st.integers(0, 5)
@@ -54,17 +61,24 @@ class Player:
         self.backend = backend
         self.ids = [generate_lock_id()]  # one that no lock has
         self.seen = [None]
+        self.later_ms = 0
 
     def play(self, script):
-        return [getattr(self, operation)(*arguments) for operation, *arguments in script]
+        return [self._do(operation, *arguments) for operation, *arguments in script]
+
+    def _do(self, operation, *arguments):
+        self.later_ms += LATER_MS
+        return getattr(self, operation)(*arguments)
 
     def acquire(self, key, ttl_ms, holder):
+        ttl_ms += self.later_ms
         result = self.backend.acquire(key, ttl_ms, holder=holder)
         if not result.ok:
             return result.reason
         return self._granted(result, ttl_ms)
 
     def adopt(self, nth, ttl_ms, holder):
+        ttl_ms += self.later_ms
         result = self.backend.adopt(self._id(nth), ttl_ms, holder=holder)
         return self._granted(result, ttl_ms) if result.ok else None
 
@@ -72,6 +86,7 @@ class Player:
         return self.backend.release(self._id(nth)).ok
 
     def extend(self, nth, ttl_ms):
+        ttl_ms += self.later_ms
         result = self.backend.extend(self._id(nth), ttl_ms)
         info = self.backend.lookup(lock_id=self._id(nth))
         return result.ok, result.expires_at_ms == (info and info.expires_at_ms)
