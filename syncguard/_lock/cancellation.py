@@ -1,8 +1,8 @@
 """Cancellation in asyncio: a cancelled task must not leave a lock held.
 
-A request that was sent to a server cannot be withdrawn. So a mutation runs in its own task, which
-the caller's cancellation does not cancel. The caller waits until that task has finished, undoes
-the mutation if needed, and only then raises the cancellation.
+A request that was sent to a server cannot be withdrawn. So a mutation runs to its end, in a task
+that the caller's cancellation does not cancel. The caller waits until that task has finished,
+undoes the mutation if needed, and only then raises the cancellation.
 """
 
 from __future__ import annotations

@@ -15,10 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from syncguard.testing.free_port import free_port
-from syncguard.testing.postgres_programs import (
-    find_program,
-    unprivileged_user,
-)
+from syncguard.testing.postgres_programs import find_program, unprivileged_user
 from syncguard.testing.server_orphans import Guard
 
 if TYPE_CHECKING:

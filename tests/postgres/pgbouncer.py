@@ -64,9 +64,8 @@ class PgBouncer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def restart_if_killed(self):
-        if self._process.poll() is None:
-            self._wait_until_ready()  # PostgreSQL may have been restarted
-        else:
+        # It waits even for one that runs: PostgreSQL may have been restarted.
+        if self._process.poll() is not None or not self._wait_until_ready():
             self._start()
 
     def kill(self):
@@ -79,17 +78,18 @@ class PgBouncer:
             self._launch()
             if self._wait_until_ready():
                 return
-        raise AssertionError(f"pgbouncer does not start: {self._log.read_text()}")
+        raise AssertionError(f"pgbouncer does not start: {self._output.read_text()}")
 
     def _launch(self):
         self.port = free_port()
-        self._log = self._folder / "log"
         settings = self._folder / "pgbouncer.ini"
         settings.write_text(
-            _SETTINGS.format(server=self._server, port=self.port, log=self._log), encoding="utf-8"
+            _SETTINGS.format(server=self._server, port=self.port, log=self._folder / "log"),
+            encoding="utf-8",
         )
         settings.chmod(0o644)
-        with (self._folder / "output").open("wb") as output:
+        self._output = self._folder / "output"
+        with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [self._program, "-q", settings],
                 user=self._user,
