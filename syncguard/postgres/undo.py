@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -23,6 +24,9 @@ GIVE_UP_S: Final = 60.0
 
 MAX_PENDING: Final = 1_000
 """How many undos wait at most. The oldest is dropped first: its lock expires after its TTL."""
+
+DROP_TIMEOUT_S: Final = 10.0
+"""How long ``drop_undos`` waits for an undo that is being executed."""
 
 Pauses = Callable[[int], float | None]
 
@@ -46,8 +50,12 @@ class UndoThread:
     is_running: bool
     """Whether a thread works on the undos."""
 
+    is_undoing: bool
+    """Whether it executes one now, and does not pause."""
+
     def __init__(self) -> None:
         self._reset()
+        _undo_threads.add(self)
 
     def add(self, undo: Callable[[], object], ttl_ms: int) -> None:
         """Call ``undo`` on the thread until it raises no LockError."""
@@ -62,16 +70,21 @@ class UndoThread:
         except RuntimeError:  # no thread available: the next undo tries again
             self.is_running = False
 
+    def drop(self) -> None:
+        """Drop all undos, except the one that is being executed."""
+        self._jobs: deque[tuple[Callable[[], object], Pauses]] = deque(maxlen=MAX_PENDING)
+
     def _reset(self) -> None:
         self._pid = os.getpid()
-        self._jobs: deque[tuple[Callable[[], object], Pauses]] = deque(maxlen=MAX_PENDING)
-        self.is_running = False
+        self.drop()
+        self.is_running = self.is_undoing = False
 
     def _run(self) -> None:
         failures = 0
         while True:
+            jobs = self._jobs  # another object after ``drop``
             try:
-                undo, pause_of = self._jobs.popleft()
+                undo, pause_of = jobs.popleft()
             except IndexError:
                 self.is_running = False
                 if not self._jobs:  # else one was added before the line above
@@ -82,15 +95,35 @@ class UndoThread:
             if pause is None:
                 continue
             time.sleep(pause)
+            self.is_undoing = True
             try:
-                undo()
+                if jobs is self._jobs:
+                    undo()
                 failures = 0
             except LockError:
                 failures += 1
-                self._jobs.append((undo, pause_of))
+                jobs.append((undo, pause_of))
             except BaseException:
                 self.is_running = False  # the next undo starts again
                 raise
+            finally:
+                self.is_undoing = False
+
+
+_undo_threads: Final[weakref.WeakSet[UndoThread]] = weakref.WeakSet()
+
+
+def drop_undos() -> None:
+    """Drop the undos of all backends, and wait for those that are being executed.
+
+    For tests that share a server: an undo of one test would write into the tables of the next.
+    """
+    threads = list(_undo_threads)
+    for thread in threads:
+        thread.drop()
+    deadline = time.monotonic() + DROP_TIMEOUT_S
+    while any(thread.is_undoing for thread in threads) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def is_doubtful(error: BaseException) -> bool:

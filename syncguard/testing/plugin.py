@@ -85,6 +85,7 @@ def syncguard_postgres(
     should start its own ``PostgresServer``.
     """
     from syncguard.postgres import PostgresBackend, Tables
+    from syncguard.postgres.undo import drop_undos
 
     server = syncguard_postgres_server
     _make_sure_it_runs(server)
@@ -97,6 +98,7 @@ def syncguard_postgres(
         _postgres_schema["now"] = connection.execute(_SCHEMA).fetchone()
     yield server
     # Now, not before the next test: that may use the session's server without this fixture.
+    drop_undos()
     _make_sure_it_runs(server)
 
 

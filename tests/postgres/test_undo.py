@@ -12,7 +12,7 @@ from wait_until import wait_until
 
 from syncguard import ServiceUnavailable
 from syncguard.postgres import DEFAULT_FENCES_TABLE, PostgresBackend
-from syncguard.postgres.undo import UndoThread
+from syncguard.postgres.undo import UndoThread, drop_undos
 
 LONG_MS = 600_000
 ROUNDS = 5
@@ -64,6 +64,56 @@ def test_an_undo_is_given_up_when_the_lock_has_ended_anyway(monkeypatch):
     undo_thread = UndoThread()
     undo_thread.add(lambda: pytest.fail("too late"), 1)
     wait_until(lambda: not undo_thread.is_running, within_s=60)
+
+
+def test_dropped_undos_are_not_tried_again_and_later_ones_are():
+    undo_thread, tried = UndoThread(), []
+
+    def undo():
+        tried.append(None)
+        raise ServiceUnavailable
+
+    undo_thread.add(undo, LONG_MS)
+    wait_until(lambda: tried, within_s=60)
+    drop_undos()
+    tries, undone = len(tried), threading.Event()
+    undo_thread.add(undone.set, LONG_MS)
+    assert undone.wait(60)
+    wait_until(lambda: not undo_thread.is_running, within_s=60)
+    assert len(tried) == tries
+
+
+def test_dropping_undos_waits_for_the_one_that_is_executed():
+    undo_thread, begun, may_end, ended = UndoThread(), *(threading.Event() for _ in range(3))
+
+    def undo():
+        begun.set()
+        may_end.wait(60)
+        ended.set()
+
+    undo_thread.add(undo, LONG_MS)
+    assert begun.wait(60)
+    with ThreadPoolExecutor(1) as threads:
+        dropping = threads.submit(drop_undos)
+        assert not dropping.done()
+        may_end.set()
+        dropping.result()
+    assert ended.is_set()
+
+
+@pytest.fixture
+def ends_after_the_test():
+    undo_thread = UndoThread()
+    yield undo_thread
+    wait_until(lambda: not undo_thread.is_running, within_s=60)
+
+
+@pytest.mark.usefixtures("ends_after_the_test", "syncguard_postgres")  # ends in reverse order
+def test_an_undo_of_one_test_is_not_executed_in_the_next(ends_after_the_test):
+    def undo():
+        raise ServiceUnavailable
+
+    ends_after_the_test.add(undo, LONG_MS)
 
 
 def test_a_forked_child_has_a_thread_of_its_own():
