@@ -132,8 +132,10 @@ class Names:
         # The names of a longer prefix that begins with ours: a key must not reach them.
         counter = rf":fence:{re.escape(self.prefix)}:" if self.prefix else r"\A(.+):fence:\1:"
         self._inner_names: Final = re.compile(rf":id::|:id:{_BASE64URL}\Z|{counter}", re.DOTALL)
-        longest_fence = 2 * len(self.prefix.encode()) + len(":fence::") + MAX_KEY_LENGTH_BYTES
-        self._hashes_names: Final = longest_fence > KEY_BUDGET_BYTES - RESERVE_BYTES
+        # A lock's counter has the prefix twice. A longer name than the budget is hashed.
+        room = KEY_BUDGET_BYTES - RESERVE_BYTES - len(":fence::") - MAX_KEY_LENGTH_BYTES
+        self._longest_plain: Final = room // 2 - (len("{:b}") if clustered else 0)
+        self._hashes_names: Final = len(self.prefix.encode()) > self._longest_plain
         self._clustered: Final = clustered
         self._spaces: Final = (
             {bucket: Space.of(f"{{{self.prefix}:{bucket}}}") for bucket in BUCKETS}
@@ -153,8 +155,8 @@ class Names:
             )
         if self._hashes_names and _HASHED.fullmatch(normalized):
             raise invalid_argument(
-                "with a key_prefix of more than 227 bytes, a key must not be 22 characters out of"
-                " A-Z a-z 0-9 _ -: SyncGuard shortens its own names to that form"
+                f"with a key_prefix of more than {self._longest_plain} bytes, a key must not be 22"
+                " characters out of A-Z a-z 0-9 _ -: SyncGuard shortens its own names to that form"
             )
         bucket = _bucket(normalized) if self._clustered else ""
         space = self._spaces[bucket]
