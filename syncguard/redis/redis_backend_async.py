@@ -328,7 +328,7 @@ class AsyncRedisBackend(Configured, AsyncBackend):
             try:
                 with contextlib.suppress(*FAULTS):
                     await self._client.initialize()
-                    # Looked up again: see AsyncCommandRunner._node_of.
+                    # Looked up again: see AsyncClusterRunner._node_of.
                     node = self._client.get_node(node_name=server)
                     if node is not None:
                         await self._client.execute_command("PING", target_nodes=node)

@@ -28,6 +28,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection as _Connection
 from redis.retry import Retry as _Retry
 
+from syncguard.errors import InvalidArgument
 from syncguard.redis.cluster_client import AsyncNamedCluster, ClusterOnFirstUse
 
 _recorder: Any = None
@@ -358,10 +359,49 @@ def drop_transport(connection: AsyncConnection, transport: Any, loop_is_closed: 
     inner._reader = inner._writer = None
     if loop_is_closed and transport is not None:
         # Its loop can no longer close it.
-        sock = getattr(transport, "_sock", None)
+        encrypted = getattr(transport, "_ssl_protocol", None)
+        plain = transport if encrypted is None else encrypted._transport
+        sock = getattr(plain, "_sock", None)
         if sock is not None:
             sock.close()
-            transport._sock = None
+            plain._sock = None
+
+
+def leave_other_loops(client: object) -> None:
+    """Make sure that no open connection of an asyncio client belongs to another event loop.
+
+    Those of a loop that is closed are closed here: redis-py would use them, and a request would be
+    executed whose reply nobody can read. Raises InvalidArgument if a loop is still open.
+    """
+    loop = asyncio.get_running_loop()
+    for connection in _connections_of(client):
+        owner: asyncio.AbstractEventLoop | None = getattr(
+            getattr(connection, "_reader", None), "_loop", None
+        )
+        if owner is None or owner is loop:
+            continue
+        if not owner.is_closed():
+            raise InvalidArgument(
+                "the connections of this client belong to another event loop, which is still open:"
+                " make a client and a backend for each event loop, or close the client in that"
+                " loop first. Without a cluster, a client with max_connections of at least"
+                f" {LARGE_POOL} works in several event loops"
+            )
+        transport = connection._writer.transport
+        with contextlib.suppress(RuntimeError):  # its loop can do nothing any more
+            transport.abort()
+        drop_transport(connection, transport, loop_is_closed=True)
+
+
+def _connections_of(client: Any) -> list[Any]:
+    """The connections of an asyncio client or pool; none of a mock."""
+    manager = getattr(client, "nodes_manager", None)
+    if manager is None:
+        pool = getattr(client, "connection_pool", client)
+        names = ("_available_connections", "_in_use_connections")
+        return [each for name in names for each in getattr(pool, name, ())]
+    nodes = [*manager.nodes_cache.values(), *manager.startup_nodes.values()]
+    return [each for node in nodes for each in getattr(node, "_connections", ())]
 
 
 def register(pool: AsyncPool, connection: AsyncConnection) -> None:

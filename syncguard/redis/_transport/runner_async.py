@@ -3,7 +3,8 @@
 ``PipelinedRunner`` uses one connection for all calls of an event loop. ``AsyncConnectionRunner``
 takes connections of a small pool, whose limit the user chose. There, a call that is cancelled
 between sending and reading closes its connection, so that no later call reads its reply.
-``AsyncCommandRunner`` uses the client's commands, for clusters and for mocks.
+``AsyncCommandRunner`` uses the client's commands, for mocks, and ``AsyncClusterRunner`` for
+clusters. The connections of a small pool and of a cluster belong to one event loop at a time.
 
 The caller has to handle that the server may have executed a call that was cancelled.
 """
@@ -28,6 +29,7 @@ from syncguard.redis._transport.connections import (
     AsyncPool,
     can_pipeline,
     describe_server,
+    leave_other_loops,
     shared,
     take_async,
 )
@@ -151,8 +153,13 @@ class AsyncConnectionRunner:
     def __init__(self, pool: AsyncPool) -> None:
         self._pool = pool
         self._server = describe_server(pool)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            leave_other_loops(self._pool)
+            self._loop = loop
         return await within(deadline, self._run(call))
 
     async def _run(self, call: Call[T]) -> T:
@@ -262,19 +269,77 @@ class AsyncCommandRunner:
 
     async def _run(self, call: Call[T]) -> T:
         try:
-            clustered = isinstance(self._client, redis.asyncio.RedisCluster)
-            if clustered:  # it may not know its nodes yet; else it does nothing
-                await self._client.initialize()  # if this fails, nothing was sent
+            return await self._result(call)
+        except FAULTS as error:
+            server = describe_server(self._client)
+            raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
+
+    async def _result(self, call: Call[T]) -> T:
+        return call.read(await self._reply(call))
+
+    async def _reply(self, call: Call[T]) -> object:
+        # As bytes: the client would encode text as its own settings say.
+        arguments: tuple[bytes | int, ...] = (
+            len(call.keys),
+            *(key.encode() for key in call.keys),
+            *(arg.encode() for arg in call.args),
+        )
+        call.may_be_sent = True
+        if self._evalsha is not None:
+            try:
+                return await self._evalsha(call.script.sha, *arguments)
+            except NoScriptError:
+                pass
+        return await self._eval(call.script.text, *arguments)
+
+    async def close(self) -> None: ...
+
+
+MAX_CALLS_OF_NODE: Final = 32
+"""How many calls a node of a cluster gets at a time. Each takes a connection of its own."""
+
+
+class AsyncClusterRunner(AsyncCommandRunner):
+    """Runs calls through the client of a cluster."""
+
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """Of each node, by its name. One node that hangs does not hold the others up."""
+
+    async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            leave_other_loops(self._client)
+            self._loop = loop
+            self._slots = {}
+        return await super().run(call, deadline)
+
+    async def _result(self, call: Call[T]) -> T:
+        # The client may not know its nodes yet; else this does nothing. If it fails, nothing was
+        # sent.
+        await self._client.initialize()
+        async with self._slots_of_node(call):
             if call.wait is not None:
                 return call.read(await self._acknowledged_reply(call))
-            if call.if_resent is None or not clustered:
+            if call.if_resent is None:
                 return call.read(await self._reply(call))
             reply, resent = await self._reply_of_node(call)
             result = call.read(reply)
             return call.if_resent(reply, result) if resent else result
-        except FAULTS as error:
-            server = describe_server(self._client)
-            raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
+
+    def _slots_of_node(self, call: Call[T]) -> asyncio.Semaphore:
+        """For a call to wait here: redis-py refuses one for which a node has no connection."""
+        name, connections = "", MAX_CALLS_OF_NODE
+        with contextlib.suppress(*FAULTS):  # no node has this slot: the client looks again
+            node = self._client.get_node_from_key(call.keys[0])
+            name, connections = node.name, node.max_connections // 2  # the rest: the application
+        slots = self._slots.get(name)
+        if slots is None:
+            limit = max(1, min(connections, MAX_CALLS_OF_NODE))
+            slots = self._slots[name] = asyncio.Semaphore(limit)
+        return slots
 
     async def _reply_of_node(self, call: Call[T]) -> tuple[object, bool]:
         """As ``CommandRunner`` does it."""
@@ -324,23 +389,6 @@ class AsyncCommandRunner:
                 await self._reply(call)
         raise AssertionError("unreachable")  # pragma: no cover
 
-    async def _reply(self, call: Call[T]) -> object:
-        # As bytes: the client would encode text as its own settings say.
-        arguments: tuple[bytes | int, ...] = (
-            len(call.keys),
-            *(key.encode() for key in call.keys),
-            *(arg.encode() for arg in call.args),
-        )
-        call.may_be_sent = True
-        if self._evalsha is not None:
-            try:
-                return await self._evalsha(call.script.sha, *arguments)
-            except NoScriptError:
-                pass
-        return await self._eval(call.script.text, *arguments)
-
-    async def close(self) -> None: ...
-
 
 async def _exchange(node: Any, script: tuple[str | int, ...], call: Call[Any]) -> list[object]:
     """Send a script and WAIT on one connection of a cluster's node."""
@@ -354,6 +402,8 @@ def async_runner(
     client: Any, pool: AsyncPool | None, acknowledgement: ReplicaAcknowledgement | None = None
 ) -> AsyncRunner:
     """The runner for a client: ``pool`` is its pool, if its connections are real sockets."""
+    if isinstance(client, redis.asyncio.RedisCluster):
+        return AsyncClusterRunner(client)
     if pool is None:
         return AsyncCommandRunner(client)
     large = pool.max_connections >= LARGE_POOL
