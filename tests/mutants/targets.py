@@ -31,7 +31,16 @@ _SCRIPTS = (
     "tests/redis/test_storage.py",
     "tests/redis/test_find_live_lock.py",
     "tests/redis/test_resent_requests.py",
+    "tests/redis/test_undo.py",
+    "tests/redis/test_expired_entries.py",
     "tests/faults/test_waiter.py",
+)
+_WAKE_UPS = (
+    "tests/redis/test_next_turn.py",
+    "tests/redis/test_script_calls.py",
+    "tests/redis/test_wake_listener_async.py",
+    "tests/faults/test_waiter.py",
+    "tests/faults/test_wake_listener.py",
 )
 _HEARTBEAT = ("tests/unit/test_schedule.py", "tests/faults/test_heartbeat.py")
 _BLOCKS = (
@@ -46,11 +55,28 @@ _BLOCKS = (
 TARGETS = (
     *(
         Target(f"syncguard/redis/lua/{script}.lua", _SCRIPTS)
-        for script in ("acquire", "release", "extend", "adopt", "is_locked", "lookup_by_id")
+        for script in (
+            "acquire",
+            "release",
+            "extend",
+            "adopt",
+            "undo",
+            "is_locked",
+            "lookup_by_id",
+            "lookup_by_key",
+            "find_live_locks",
+            "live_locks",
+        )
     ),
-    Target("syncguard/redis/lua/find_live_locks.lua", _SCRIPTS),
-    Target("syncguard/redis/lua/live_locks.lua", _SCRIPTS),
-    Target("syncguard/redis/lua/pass_on_wake_up.lua", _SCRIPTS),
+    *(
+        Target(f"syncguard/redis/lua/{script}.lua", _WAKE_UPS)
+        for script in ("pass_on_wake_up", "next_turn", "end_wait", "ring_bell")
+    ),
+    Target("syncguard/redis/local_waiters.py", ("tests/unit/test_local_waiters.py", *_WAKE_UPS)),
+    Target(
+        "syncguard/_backend/deadline.py",
+        ("tests/unit/test_deadline.py", "tests/faults/test_deadline.py"),
+    ),
     Target("syncguard/clock.py", ("tests/unit/test_clock.py",)),
     Target("syncguard/_heartbeat/schedule.py", _HEARTBEAT),
     Target("syncguard/_lock/block_state.py", _BLOCKS),
