@@ -11,6 +11,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import after_task_publish
 from kombu.exceptions import OperationalError
+from short_time_out import short_time_out
 from wrapped_backends import FailsSomeAdoptions, WrappedBackend, release_as_administrator
 
 from syncguard import LockError, LockLost
@@ -317,12 +318,12 @@ def test_the_start_of_the_contention_is_kept_through_an_outage(
 def test_an_attempt_whose_answer_was_lost_is_not_contention(
     make, deliver, syncguard_redis, eventually, policy
 ):
-    with syncguard_redis.client(socket_timeout=0.3, retry=None) as client:
+    with syncguard_redis.client(retry=None) as client:
         backend = RedisBackend(client)
         backend.acquire("other").release()  # so that it is connected
-        task = make(backend, lambda: "ran", ttl_ms=1_500, on_contention=policy)
+        task = make(backend, lambda: "ran", on_contention=policy)
         task.delay()
-        with syncguard_redis.paused():
+        with syncguard_redis.paused(), short_time_out(backend):
             assert deliver().state == "RETRY"
         # The attempt without an answer may have the lock for a moment, until it is undone.
         states = []

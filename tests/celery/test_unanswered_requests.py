@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from short_time_out import short_time_out
 from wait_until import wait_until
 from wrapped_backends import WrappedBackend
 
@@ -25,9 +28,9 @@ def server():
 
 @pytest.fixture
 def backend(server):
-    """Has a short time-out, and no retries."""
+    """Has no retries."""
     with (
-        redis.Redis(port=server.port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)) as client,
+        redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)) as client,
         RedisBackend(client) as backend,
     ):
         backend.acquire("warm up").release()
@@ -83,7 +86,7 @@ def times_out(server, backend, operation):
     """Run the operation while Redis hangs; return when Redis has executed it after the hang."""
     backend.is_locked("the connection is open before the hang")
     before = server.commands_processed()["evalsha"]
-    with server.paused(), pytest.raises(NetworkTimeout):
+    with server.paused(), short_time_out(backend), pytest.raises(NetworkTimeout):
         operation()
     wait_until(lambda: server.commands_processed()["evalsha"] > before)
 
@@ -122,7 +125,7 @@ def test_a_task_that_is_retried_after_a_time_out_does_not_skip_itself(
     import_feed.delay()
     backend.is_locked("the connection is open before the hang")
     before = server.commands_processed()["evalsha"]
-    with server.paused():
+    with server.paused(), short_time_out(backend):
         assert deliver().state == "RETRY"
     wait_until(lambda: server.commands_processed()["evalsha"] > before)
     assert is_locked(server, "import")
@@ -130,13 +133,18 @@ def test_a_task_that_is_retried_after_a_time_out_does_not_skip_itself(
 
 
 def test_a_failed_publish_leaves_no_lock_although_its_release_times_out(
-    server, app, unique, is_queued, monkeypatch
+    server, app, backend, unique, is_queued, monkeypatch
 ):
     def fail(*_args, **_options):
         server.pause()
+        scope.enter_context(short_time_out(backend))
         raise OSError("the broker is down")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="broker"):
+    with (
+        ExitStack() as scope,
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match="broker"),
+    ):
         patch.setattr(app, "send_task", fail)
         unique.delay()
     assert undo_thread.pending == 1

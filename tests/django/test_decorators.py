@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 
 import pytest
@@ -13,7 +14,7 @@ from django.utils.translation import gettext_lazy
 from testsite.models import Account
 from testsite.views import AT_ONCE
 
-from syncguard import LockError, ShortTTLWarning
+from syncguard import LockError, LockLost, ShortTTLWarning
 from syncguard_django import alocks, current_fence, current_lock, lock, locked, locks
 
 
@@ -276,11 +277,12 @@ def test_the_short_ttl_warning_points_at_the_function_or_the_block(configure):
         with lock("c", 999):
             pass
 
+    calls = (of_the_alias, lambda: asyncio.run(of_its_own()), block)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
-        of_the_alias()
-        asyncio.run(of_its_own())
-        block()
+        for call in calls:
+            with contextlib.suppress(LockLost):  # if the machine was busy for a second
+                call()
     functions = [of_the_alias.__wrapped__, of_its_own.__wrapped__]
     lines = [function.__code__.co_firstlineno for function in functions]
     lines.append(block.__code__.co_firstlineno + 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -16,6 +17,7 @@ from clients import backend_on
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from relay import Relay
+from short_time_out import short_time_out
 from wait_until import wait_until
 
 from syncguard import Held, LockLost, aio, lock
@@ -88,7 +90,7 @@ def test_a_release_that_gets_no_answer_before_the_ttl_ends_is_no_loss(
     relay: SlowRelease, observer: redis.Redis
 ) -> None:
     errors: list[str] = []
-    with backend_on(relay.port, socket_timeout=0.2, retry=Retry(NoBackoff(), 0)) as backend:
+    with backend_on(relay.port, retry=Retry(NoBackoff(), 0)) as backend, ExitStack() as stack:
         warm_up(backend)
         relay.answers = False
         with lock(
@@ -98,6 +100,7 @@ def test_a_release_that_gets_no_answer_before_the_ttl_ends_is_no_loss(
             on_release_error=lambda error, _context: errors.append(error.code),
         ) as held:
             relay.expire = expiry_of(held, observer)
+            stack.enter_context(short_time_out(backend))
         assert errors == ["NetworkTimeout"]
         assert not held.lost
 

@@ -55,7 +55,8 @@ def test_the_capabilities_are_fencing_and_server_time(backend):
 def test_the_time_is_read_after_the_row_is_locked(backend, sql, syncguard_postgres, operation):
     """An extend that waits for the row until the TTL has ended does not bring the lock back."""
     for _ in range(10):
-        lock = backend.acquire("k", 200)
+        lock = backend.acquire("k", LONG_MS)
+        assert backend.extend(lock.lock_id, 200).ok
         with ThreadPoolExecutor() as threads, syncguard_postgres.connect() as other:
             with other.transaction():
                 other.execute(f"SELECT 1 FROM {DEFAULT_LOCKS_TABLE} FOR UPDATE")

@@ -13,6 +13,7 @@ import pytest
 import redis
 from call_later import call_later
 from clients import backend_on
+from late_reply import late_reply
 from wait_until import wait_until
 
 import syncguard
@@ -36,7 +37,7 @@ from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 from syncguard.types import ReleaseErrorContext
 
-ONCE = Acquisition(max_retries=0, timeout_ms=0)
+ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @pytest.fixture
@@ -352,7 +353,12 @@ def test_with_a_backend_without_waiting_lock_sleeps_between_attempts(backend: Re
     holder = backend.acquire("k", ttl_ms=60_000)
     assert holder.ok
     policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
-    with call_later(0.2, holder.release), lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
+
+    def release_after_a_refusal() -> None:
+        wait_until(lambda: plain.acquires > 1)
+        holder.release()
+
+    with call_later(0, release_after_a_refusal), lock(plain, "k", acquisition=policy):  # type: ignore[arg-type]
         assert plain.acquires > 1
 
 
@@ -396,32 +402,25 @@ def test_a_heartbeat_that_cannot_start_leaves_no_lock(
     assert not backend.is_locked("k")
 
 
-def test_a_lock_granted_later_than_its_ttl_is_released(
-    syncguard_redis: RedisServer,
-) -> None:
-    with backend_on(syncguard_redis.port) as backend:
-        backend.is_locked("warm")
-        syncguard_redis.pause()
-        threading.Timer(3.3, syncguard_redis.resume).start()
-        patient = Acquisition(timeout_ms=60_000)
-        with lock(backend, "k", ttl_ms=3_000, acquisition=patient) as held:
-            # Granted at the second attempt: the remaining time of the first grant is unknown.
-            assert not held.lost
-            assert held.fence == "000000000000002"
+def test_a_lock_granted_later_than_its_ttl_is_released(backend: RedisBackend) -> None:
+    patient = Acquisition(timeout_ms=60_000)
+    with late_reply(), lock(backend, "k", ttl_ms=600_000, acquisition=patient) as held:
+        # Granted at the second attempt: the remaining time of the first grant is unknown.
+        assert not held.lost
+        assert held.fence == "000000000000002"
 
 
 def test_a_late_grant_of_the_last_attempt_is_released(
-    syncguard_redis: RedisServer,
+    backend: RedisBackend, syncguard_redis: RedisServer
 ) -> None:
-    with backend_on(syncguard_redis.port) as backend:
-        backend.is_locked("warm")
-        syncguard_redis.pause()
-        threading.Timer(0.7, syncguard_redis.resume).start()
-        with pytest.raises(LockError) as caught:
-            lock(backend, "k", ttl_ms=600, acquisition=Acquisition(max_retries=0)).__enter__()
-        assert caught.value.code == "AcquisitionTimeout"
-        wait_until(lambda: undo_thread.pending == 0)
-        assert not backend.is_locked("k")
+    once = Acquisition(max_retries=0, timeout_ms=60_000)
+    with late_reply(), pytest.raises(LockError) as caught:
+        lock(backend, "k", ttl_ms=600_000, acquisition=once).__enter__()
+    assert caught.value.code == "AcquisitionTimeout"
+    wait_until(lambda: undo_thread.pending == 0)
+    assert not backend.is_locked("k")
+    with syncguard_redis.client() as client:
+        assert client.get("syncguard:fence:syncguard:k") == b"1", "it was granted"
 
 
 def test_sync_lock_names_are_public(backend: RedisBackend) -> None:

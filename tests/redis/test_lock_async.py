@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from late_reply import late_reply
 from wait_until import wait_until_async
 
 from syncguard import Acquisition, AcquisitionTimeout, LockError, LockLost, aio
@@ -17,7 +18,7 @@ from syncguard.redis import AsyncRedisBackend
 from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
-ONCE = Acquisition(max_retries=0, timeout_ms=0)
+ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @asynccontextmanager
@@ -282,8 +283,14 @@ def test_a_backend_with_the_required_parts_only_can_wait_and_extend(
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         plain = Plain(backend)
-        holder = await backend.acquire("k", ttl_ms=1_000)
+        holder = await backend.acquire("k", ttl_ms=60_000)
         assert holder.ok
+
+        async def release_after_a_refusal() -> None:
+            await wait_until_async(lambda: plain.acquires > 1)
+            await holder.release()
+
+        releasing = asyncio.ensure_future(release_after_a_refusal())
         policy = Acquisition(retry_delay_ms=20, max_retries=1_000, timeout_ms=60_000)
         async with aio.lock(
             plain,  # type: ignore[arg-type]
@@ -296,6 +303,7 @@ def test_a_backend_with_the_required_parts_only_can_wait_and_extend(
             while held.expires_at_ms == before:
                 held.ensure_held()
                 await asyncio.sleep(0.002)
+        await releasing
         assert plain.acquires > 1
         assert plain.extends >= 2
 
@@ -326,29 +334,25 @@ def test_a_lock_granted_later_than_its_ttl_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
-        await backend.is_locked("warm")
-        syncguard_redis.pause()
-        asyncio.get_running_loop().call_later(3.3, syncguard_redis.resume)
         patient = Acquisition(timeout_ms=60_000)
-        async with aio.lock(backend, "k", ttl_ms=3_000, acquisition=patient) as held:
+        async with aio.lock(backend, "k", ttl_ms=600_000, acquisition=patient) as held:
             assert held.fence == "000000000000002"
 
-    run(syncguard_redis, body)
+    with late_reply():
+        run(syncguard_redis, body)
 
 
 def test_a_late_grant_of_the_last_attempt_is_released(
     syncguard_redis: RedisServer,
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
-        await backend.is_locked("warm")
-        syncguard_redis.pause()
-        asyncio.get_running_loop().call_later(0.7, syncguard_redis.resume)
-        with pytest.raises(LockError) as caught:
-            await aio.lock(
-                backend, "k", ttl_ms=600, acquisition=Acquisition(max_retries=0)
-            ).__aenter__()
+        once = Acquisition(max_retries=0, timeout_ms=60_000)
+        with late_reply(), pytest.raises(LockError) as caught:
+            await aio.lock(backend, "k", ttl_ms=600_000, acquisition=once).__aenter__()
         assert caught.value.code == "AcquisitionTimeout"
         await wait_until_async(lambda: undo_thread.pending == 0)
         assert not await backend.is_locked("k")
+        with syncguard_redis.client() as client:
+            assert client.get("syncguard:fence:syncguard:k") == b"1", "it was granted"
 
     run(syncguard_redis, body)
