@@ -26,6 +26,7 @@ import pytest
 from celery import Celery
 from celery.app.trace import build_tracer
 
+from syncguard._lock import acquire_with_retries
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
 from syncguard_celery import current_fence, locked_task
@@ -319,7 +320,13 @@ def deliver(app):
 
 
 @pytest.fixture
-def settle(app):
+def long_attempts(monkeypatch):
+    """One attempt to acquire may take a minute: a busy machine needs more than half a second."""
+    monkeypatch.setattr(acquire_with_retries, "MIN_ATTEMPT_MS", 60_000)
+
+
+@pytest.fixture
+def settle(app, long_attempts):
     """A locked task of that app."""
 
     @locked_task(app=app, name="settle", key="invoice:{invoice_id}", contention_timeout_ms=300)

@@ -125,6 +125,7 @@ def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_it
     assert deliver().state == "SUCCESS"
 
 
+@pytest.mark.usefixtures("long_attempts")
 def test_a_wait_in_a_slot_ends_with_the_contention_timeout(
     app, deliver, syncguard_backend, long_slot_wait, waiter
 ):

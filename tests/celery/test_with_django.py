@@ -21,7 +21,7 @@ from syncguard import Acquisition, LockError, current_fence, current_lock, lock
 from syncguard_celery import inherited_fence, locked_task
 from syncguard_django import locked, locks
 
-ONCE = Acquisition(max_retries=0, timeout_ms=0)
+ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from syncguard.aio import AsyncLock
 from syncguard.redis import RedisBackend
 from syncguard_django import alock, alocks, lock, locks
 
-AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 def connections_of(server):

@@ -28,7 +28,7 @@ from syncguard_django import (
     transaction_end,
 )
 
-AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 BOOKS, ARCHIVE = "books", "archive"
 TTL_MS = 3_000
 """Extended each second; long enough for a busy machine."""

@@ -174,7 +174,7 @@ def test_hiding_does_not_change_the_address_in_the_settings(settings):
 
 
 def test_an_error_of_a_lock_prints_no_secret(secrets):
-    at_once = Acquisition(max_retries=0, timeout_ms=0)
+    at_once = Acquisition(max_retries=0, timeout_ms=60_000)
     with pytest.raises(LockError) as raised, lock(KEY, acquisition=at_once):
         pass
     assert_none_in(f"{raised.value} {raised.value!r}", secrets)

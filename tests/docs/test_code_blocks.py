@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
@@ -16,8 +15,10 @@ from pathlib import Path
 import pytest
 from pages import CATEGORIES, ROOT, SHELL, Block, blocks, blocks_of, name_of, pages
 from shop_project import ADDRESS
+from wait_until import TTL_MS, wait_until_extended
 
 import syncguard
+from syncguard import Acquisition
 from syncguard.backends import GROUP
 from syncguard.redis import RedisBackend, inspect_server
 from syncguard.testing import RedisServer
@@ -178,9 +179,9 @@ def test_a_user_with_these_rights_can_do_all_that_locks_need(block: Block):
         url = server.url.replace("redis://", f"redis://{user}:{password}@")
         with RedisBackend.from_url(url, key_prefix="shop", fence_floor="clock") as backend:
             with ThreadPoolExecutor() as threads:
-                with syncguard.lock(backend, "invoice:42", 300, auto_extend=True):
+                with syncguard.lock(backend, "invoice:42", TTL_MS, auto_extend=True) as held:
                     waiting = threads.submit(take, backend, "invoice:42")
-                    time.sleep(0.5)
+                    wait_until_extended(held)
                     assert [info.holder for info in backend.live_locks()] == [None]
                 assert waiting.result() == "taken"
             assert not backend.is_locked("invoice:42")
@@ -189,7 +190,7 @@ def test_a_user_with_these_rights_can_do_all_that_locks_need(block: Block):
 
 
 def take(backend: RedisBackend, key: str) -> str:
-    with backend.lock(key):
+    with backend.lock(key, acquisition=Acquisition(timeout_ms=60_000)):
         return "taken"
 
 

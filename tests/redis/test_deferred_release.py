@@ -14,7 +14,7 @@ from syncguard.redis import RedisBackend
 from syncguard.redis._transport import pipeline
 from syncguard.testing import RedisServer
 
-AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @pytest.fixture

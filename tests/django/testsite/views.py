@@ -8,7 +8,7 @@ from django.views import View
 from syncguard import Acquisition
 from syncguard_django import current_lock, lock, locked
 
-AT_ONCE = Acquisition(max_retries=0, timeout_ms=0)
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @locked(key="invoice:{invoice_id}", acquisition=AT_ONCE)
