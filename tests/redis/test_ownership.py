@@ -12,6 +12,7 @@ import pytest
 
 from syncguard import ReleaseResult
 from syncguard.constants import CLEANUP_GUARD_MS, TIME_TOLERANCE_MS
+from syncguard.redis.script_calls import Calls
 
 MINE, THEIRS = "M" * 22, "T" * 22
 
@@ -59,6 +60,17 @@ def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutat
     before = snapshot(client)
     assert mutate(backend) is False
     assert snapshot(client) == before
+
+
+def test_an_undo_by_an_index_of_another_holders_lock_changes_only_the_index(client):
+    index = f"syncguard:id:{MINE}"
+    store_record(client, lock_id=THEIRS)
+    client.set(index, "syncguard:k")
+    before = snapshot(client)
+    undo = Calls().undo(MINE)
+    assert client.eval(undo.script.text, len(undo.keys), *undo.keys, *undo.args) == 0
+    assert client.get(index) == f"{index}:undone"
+    assert snapshot(client) == before | {index: client.dump(index)}
 
 
 def test_lookup_by_an_index_of_another_holders_lock_finds_nothing(client, backend):

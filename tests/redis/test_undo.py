@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 
@@ -11,13 +12,24 @@ import redis.asyncio
 from call_later import call_later
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.retry import Retry
 from wait_until import wait_until
 
-from syncguard import Acquisition, AuthFailed, LockError, NetworkTimeout, lock, with_telemetry
+from syncguard import (
+    Acquisition,
+    AuthFailed,
+    LockError,
+    NetworkTimeout,
+    generate_lock_id,
+    lock,
+    with_telemetry,
+)
 from syncguard.backend import undo
-from syncguard.redis import AsyncRedisBackend, RedisBackend
-from syncguard.redis.script_calls import TOMBSTONE_MS, Calls
-from syncguard.redis.undo_thread import undo_thread
+from syncguard.clock import redis_server_time_ms
+from syncguard.redis import AsyncRedisBackend, RedisBackend, spent_ids
+from syncguard.redis._transport.connections import take
+from syncguard.redis.script_calls import Calls
+from syncguard.redis.undo_thread import Undo, UndoThread, undo_thread
 from syncguard.testing import RedisServer
 
 TTL_MS = 600_000
@@ -139,7 +151,19 @@ def test_an_acquire_that_arrives_after_its_undo_is_refused(run, observer):
     assert run(CALLS.undo(late.lock_id)) == 0
     assert run(late) == 0
     assert observer.exists("syncguard:k") == 0
-    assert 0 < observer.pttl(f"syncguard:id:{late.lock_id}") <= TOMBSTONE_MS
+
+
+def test_a_tombstone_stays_for_a_minute(run, observer):
+    lock_id = generate_lock_id()
+    before = server_time_ms(observer)
+    run(CALLS.undo(lock_id))
+    left_ms = observer.pttl(f"syncguard:id:{lock_id}")
+    passed_ms = server_time_ms(observer) - before
+    assert 60_000 - passed_ms <= left_ms <= 60_000
+
+
+def server_time_ms(client):
+    return redis_server_time_ms(client.time())
 
 
 def test_a_waiters_acquire_that_arrives_after_its_undo_is_refused(run, observer):
@@ -178,13 +202,21 @@ def test_the_undo_of_an_executed_adopt_releases_the_lock(run, observer):
     assert run(adopt) == -1, "the same request again, from another connection"
 
 
-def test_an_undo_does_not_release_the_lock_of_another_id(run, observer):
-    acquire, next_one = (CALLS.acquire("k", TTL_MS, None) for _ in range(2))
-    run(acquire)
-    run(CALLS.release(acquire.lock_id))
-    run(next_one)
-    assert run(CALLS.undo(acquire.lock_id)) == 0
-    assert observer.exists("syncguard:k") == 1
+def test_an_undo_does_not_release_a_lock_that_was_acquired_again_under_another_id(run, observer):
+    """The new acquire replaces the lock of the spent id, but not the index of that id."""
+    spent = CALLS.acquire("k", TTL_MS, None)
+    run(spent)
+    spent_ids.add(spent.lock_id, "syncguard:k")
+    again = CALLS.acquire("k", TTL_MS, None)
+    spent_ids.discard(spent.lock_id)
+    run(again)
+    stored = observer.get("syncguard:k")
+    assert json.loads(stored)["lockId"] == again.lock_id
+    assert observer.get(f"syncguard:id:{spent.lock_id}") == "syncguard:k", "the old index is there"
+    assert run(CALLS.undo(spent.lock_id)) == 0
+    assert observer.get("syncguard:k") == stored
+    assert observer.zrange("syncguard:id::live", 0, -1) == ["syncguard:k"]
+    assert run(CALLS.release(again.lock_id)) == 1
 
 
 def test_every_other_script_sees_a_tombstone_as_a_lock_that_is_gone(run, observer):
@@ -250,13 +282,89 @@ def test_a_caller_that_comes_back_does_not_replace_the_lock_of_another(backend_o
     assert not backend.acquire("k", TTL_MS).ok
 
 
-def test_the_undo_of_a_replaced_lock_does_not_release_the_new_one(backend_on, server, observer):
+@pytest.fixture
+def undo_may_run(monkeypatch):
+    """Undos are tried once this event is set."""
+    may_run, try_due = threading.Event(), undo_thread._try_due
+
+    def try_when_allowed():
+        may_run.wait()
+        try_due()
+
+    monkeypatch.setattr(undo_thread, "_try_due", try_when_allowed)
+    yield may_run
+    may_run.set()
+
+
+def test_the_undo_of_a_replaced_lock_does_not_release_the_new_one(
+    backend_on, server, observer, undo_may_run
+):
     backend = backend_on(server, client=IMPATIENT)
     backend.acquire("warm up", TTL_MS).release()
     times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
-    wait_until(lambda: backend.acquire("k", TTL_MS).ok)
+    again = backend.acquire("k", TTL_MS)
+    assert again.ok
+    assert undo_thread.pending == 1, "the undo comes after the second acquire"
+    undo_may_run.set()
     wait_until(is_undone)
     assert observer.exists("syncguard:k") == 1
+    assert again.release().ok
+
+
+# -- the connection of an undo ----------------------------------------------------------------
+
+
+def test_an_undo_uses_a_connection_that_was_opened_after_the_time_out(server, undo_may_run):
+    """Redis may read a connection that was open before it hung earlier than that of the acquire."""
+    retry = Retry(NoBackoff(), 0)
+    with (
+        server.client() as observer,
+        redis.Redis(port=server.port, retry=retry, **IMPATIENT) as client,
+        RedisBackend(client) as backend,
+    ):
+        pool = client.connection_pool
+        idle = [take(pool) for _ in range(3)]
+        for connection in idle:
+            pool.release(connection)
+        times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
+        opened_before = {each["addr"] for each in observer.client_list()}
+        assert len(opened_before) >= len(idle)
+        with observer.monitor() as monitor:
+            undo_may_run.set()
+            sender = next(each for each in monitor.listen() if ":undone" in each["command"])
+        assert f"{sender['client_address']}:{sender['client_port']}" not in opened_before
+
+
+# -- at exit ----------------------------------------------------------------------------------
+
+
+class RefusingServer:
+    """A target that answers no undo, and records the time-outs of the tries."""
+
+    def __init__(self):
+        self.timeouts_s = []
+
+    def run(self, _calls, timeout_s, _answered):
+        self.timeouts_s.append(timeout_s)
+        raise ConnectionError
+
+
+class RecordedWait(threading.Event):
+    def wait(self, timeout=None):
+        self.timeout_s = timeout
+        return super().wait(20)
+
+
+def test_at_exit_a_try_may_take_200_ms_and_no_more_is_waited_for():
+    thread, server = UndoThread(), RefusingServer()
+    thread._tried_at_exit = exit_wait = RecordedWait()
+    thread.start()
+    job = thread.enqueue(Undo(CALLS.undo(generate_lock_id()), lambda: server, TTL_MS), "lock")
+    assert job.tried.wait(20)
+    assert server.timeouts_s[0] == 1
+    thread.try_once_at_exit()
+    assert server.timeouts_s[-1] == exit_wait.timeout_s == 0.2
+    thread.drop_jobs()
 
 
 # -- adopt ------------------------------------------------------------------------------------
