@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
@@ -12,6 +14,7 @@ import pytest
 import redis
 from clients import backend_on
 from relay import Relay
+from silent_connection import SilentConnection
 from wait_until import TTL_MS, results_of_extensions, wait_until, wait_until_extended
 
 from syncguard import (
@@ -27,6 +30,7 @@ from syncguard._heartbeat import backend_connection, heartbeat, heartbeat_thread
 from syncguard._heartbeat.backend_connection import BackendConnection, WakeableSelector
 from syncguard._heartbeat.heartbeat_thread import HeartbeatThread
 from syncguard.clock import holder_clock_ms
+from syncguard.lock import Lock
 from syncguard.redis import RedisBackend
 from syncguard.redis.script_calls import MAX_EXTENDED_TOGETHER
 from syncguard.testing import RedisServer
@@ -253,6 +257,74 @@ def test_a_lock_with_a_ttl_of_a_year_can_be_extended(backend: RedisBackend) -> N
     with lock(backend, "long", ttl_ms=365 * 24 * 3600 * 1000, auto_extend=True):
         with lock(backend, "short", ttl_ms=TTL_MS, auto_extend=True) as held:
             wait_until_extended(held)
+
+
+def test_a_short_lock_does_not_wait_for_the_silent_connection_of_a_long_one(
+    syncguard_redis: RedisServer,
+) -> None:
+    """The long lock would wait 40 s for its answer: the short one is extended before it is lost."""
+    with SilentConnection(syncguard_redis.port) as relay, backend_on(relay.port) as backend:
+        long = lock(backend, "long", ttl_ms=120_000, auto_extend=True)
+        short = lock(backend, "short", ttl_ms=9_000, auto_extend=True)
+        with long as long_held, short as short_held:
+            first = long_held.expires_at_ms, short_held.expires_at_ms
+            relay.trigger = long_held.lock_id.encode()
+            beat_now(long)
+            wait_until(lambda: bool(relay.silent))
+            connection = heartbeat._heartbeat.thread.connections[id(backend), None]
+            silent = connection.channel
+            beat_now(short)
+            wait_until(lambda: short_held.lost or short_held.expires_at_ms > first[1])
+            assert not short_held.lost
+            assert connection.channel is not silent, "the short lock used another connection"
+            wait_until(lambda: long_held.expires_at_ms > first[0])
+
+
+def beat_now(held_lock: Lock) -> None:
+    """Make the next extension of a lock due at once."""
+    thread, watch = heartbeat._heartbeat.thread, held_lock._watch
+    assert thread is not None
+    assert watch is not None
+    watch.beat.due_ms = holder_clock_ms()
+    watch.unclaimed = [None]
+    thread.registrations.append(weakref.ref(watch))
+    thread.wake()
+
+
+@pytest.fixture
+def own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[heartbeat.Heartbeat]:
+    """A heartbeat whose clock the test may move: after that, its thread would be of no use."""
+    own = heartbeat.Heartbeat()
+    monkeypatch.setattr(heartbeat, "_heartbeat", own)
+    yield own
+    assert own.thread is not None
+    own.thread._must_stop = True
+    own.thread.wake()
+    own.thread._thread.join(20)
+
+
+def test_after_a_suspend_the_loss_is_told_within_five_seconds(
+    backend: RedisBackend, own_heartbeat: heartbeat.Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A suspend prolongs the sleep of the thread; the next extension would be due in 20 minutes."""
+    wait, sleeps_s, told = WakeableSelector.wait, [], threading.Event()
+
+    def sleep_shorter(selector: WakeableSelector, timeout_s: float) -> list[BackendConnection]:
+        sleeps_s.append(timeout_s)
+        return wait(selector, timeout_s / 100)
+
+    monkeypatch.setattr(WakeableSelector, "wait", sleep_shorter)
+    with (
+        pytest.raises(LockLost),
+        lock(backend, "k", ttl_ms=3_600_000, auto_extend=True, on_lost=told.set),
+    ):
+        assert own_heartbeat.thread is not None
+        wait_until(lambda: own_heartbeat.thread.connections and sleeps_s)
+        monkeypatch.setattr(
+            heartbeat_thread, "holder_clock_ms", lambda: holder_clock_ms() + 7_200_000
+        )
+        assert told.wait(20)
+    assert max(sleeps_s) == pytest.approx(5)
 
 
 def test_a_thread_that_could_not_start_is_started_by_the_next_lock(
