@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from typing import ClassVar
 
 import pytest
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 from wait_until import wait_until
 
-from syncguard.errors import LockError
+from syncguard.errors import LockError, ServiceUnavailable
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.redis.script_calls import Calls
 from syncguard.redis.scripts import EXTEND
@@ -93,6 +99,66 @@ def test_asyncio_a_script_flush_is_not_reported_as_a_failure(syncguard_redis, cl
             return answers
 
     assert [answer.ok for answer in asyncio.run(run())] == [True] * 3
+
+
+# -- connecting -----------------------------------------------------------------------------------
+
+
+class RecordedBackoff(ExponentialBackoff):
+    """Records after which failures the client retries."""
+
+    failures: ClassVar[list[int]] = []  # of the class: each connection copies its retry policy
+
+    def compute(self, failures):
+        self.failures.append(failures)
+        return 0
+
+
+@pytest.fixture
+def failures_before_a_retry():
+    RecordedBackoff.failures.clear()
+    return RecordedBackoff.failures
+
+
+@pytest.fixture
+def refusing_port():
+    """A port on which no server listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        yield unused.getsockname()[1]
+
+
+def test_a_heartbeat_connects_without_the_retries_of_the_client(
+    refusing_port, failures_before_a_retry
+):
+    """The heartbeat retries by its own schedule: the pauses of the client would delay a beat."""
+    retry = Retry(RecordedBackoff(), 10)
+    with redis.Redis(port=refusing_port, retry=retry) as client, RedisBackend(client) as backend:
+        with pytest.raises(ServiceUnavailable):
+            backend.open_extend_channel(5_000)
+        assert failures_before_a_retry == []
+        with pytest.raises(ServiceUnavailable):
+            backend.is_locked("k")
+        assert failures_before_a_retry, "other calls use the retries"
+
+
+def test_asyncio_a_heartbeat_connects_without_the_retries_of_the_client(
+    refusing_port, failures_before_a_retry
+):
+    async def main():
+        retry = AsyncRetry(RecordedBackoff(), 10)
+        async with (
+            redis.asyncio.Redis(port=refusing_port, retry=retry) as client,
+            AsyncRedisBackend(client) as backend,
+        ):
+            with pytest.raises(ServiceUnavailable):
+                await backend.open_extend_channel(5_000)
+            assert failures_before_a_retry == []
+            with pytest.raises(ServiceUnavailable):
+                await backend.is_locked("k")
+            assert failures_before_a_retry, "other calls use the retries"
+
+    asyncio.run(main())
 
 
 # -- many locks in one script call ----------------------------------------------------------------
