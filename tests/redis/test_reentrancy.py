@@ -315,6 +315,33 @@ class TestOtherCode:
                 pass
 
 
+def test_an_asyncio_lock_is_not_held_after_its_block_and_was_not_lost(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        async with backend.lock("k") as held:
+            held.ensure_held()
+        held.renewed(0, 0, held.expires_at_ms)  # its TTL ends
+        assert not held.lost
+        with pytest.raises(LockLost, match="its block has ended"):
+            held.ensure_held()
+
+    run(syncguard_redis, body)
+
+
+def test_an_asyncio_lock_object_can_be_used_for_one_block_after_another(
+    syncguard_redis: RedisServer,
+) -> None:
+    async def body(backend: AsyncRedisBackend) -> None:
+        mine = backend.lock("k")
+        async with mine as first:
+            pass
+        async with mine as second:
+            assert second.fence > first.fence
+
+    run(syncguard_redis, body)
+
+
 class TestTheCurrentLock:
     def test_is_that_of_the_innermost_block(self, backend: RedisBackend) -> None:
         assert (current_lock(), current_fence()) == (None, None)
@@ -326,6 +353,22 @@ class TestTheCurrentLock:
                 assert current_fence() == b.fence
             assert current_lock() is a
         assert (current_lock(), current_fence()) == (None, None)
+
+    def test_is_that_of_the_innermost_block_in_asyncio(self, syncguard_redis: RedisServer) -> None:
+        async def body(backend: AsyncRedisBackend) -> None:
+            # Kept here: a block ends at the latest when its lock object is garbage-collected.
+            outer, inner = backend.lock("a"), backend.lock("b")
+            again = backend.lock("a", reentrant=True)
+            async with outer as a:
+                async with inner as b:
+                    async with again:
+                        assert current_lock() is a
+                    assert current_lock() is b
+                    assert current_fence() == b.fence
+                assert current_lock() is a
+            assert (current_lock(), current_fence()) == (None, None)
+
+        run(syncguard_redis, body)
 
     def test_is_not_one_whose_exit_was_interrupted(self, backend: RedisBackend) -> None:
         """Only the end of the lock object shows this; the lock is held until its TTL ends."""
