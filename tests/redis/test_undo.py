@@ -10,6 +10,7 @@ import threading
 import pytest
 import redis.asyncio
 from call_later import call_later
+from late_reply import late_reply
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -384,17 +385,11 @@ def test_an_adopt_that_timed_out_leaves_no_lock(backend_on, server):
 # -- a grant that arrives too late ------------------------------------------------------------
 
 
-def is_granted_late(server, operation):
-    """Run an operation with a TTL of 100 ms on a Redis that answers after 500 ms."""
-    threading.Timer(0.5, server.resume).start()
-    server.pause()
-    return operation()
-
-
 def test_an_acquire_that_is_answered_after_its_ttl_is_no_grant(backend_on, server, observer):
     backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
-    result = is_granted_late(server, lambda: backend.acquire("k", 100))
+    with late_reply():
+        result = backend.acquire("k", TTL_MS)
     assert not result.ok
     assert result.reason == "locked"
     wait_until(is_undone)
@@ -406,7 +401,8 @@ def test_an_adopt_that_is_answered_after_its_ttl_is_no_grant(backend_on, server,
     backend = backend_on(server)
     first = backend.acquire("k", TTL_MS)
     second = backend.adopt(first.lock_id, TTL_MS)
-    result = is_granted_late(server, lambda: backend.adopt(second.lock_id, 100))
+    with late_reply():
+        result = backend.adopt(second.lock_id, TTL_MS)
     assert not result.ok
     assert result.reason == "expired"
     wait_until(is_undone)
