@@ -1,0 +1,102 @@
+"""timeout_ms bounds the whole of aio.lock(), also connecting and the wait for a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import ExitStack, asynccontextmanager
+
+import pytest
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from relay import Relay
+
+from syncguard import Acquisition, LockError, aio
+from syncguard.redis import AsyncRedisBackend
+from syncguard.redis._transport.connections import take_async
+
+BRIEF = Acquisition(timeout_ms=700)
+SOON_S = 20
+"""Far above the time-out of lock(), and below every time-out of the clients used here."""
+
+POOLS = pytest.mark.parametrize(
+    "pool", [{}, {"max_connections": 4}], ids=["shared connection", "small pool"]
+)
+
+
+@asynccontextmanager
+async def backend_on(port, **options):
+    patient = {"socket_timeout": 60, "socket_connect_timeout": 60, "retry": Retry(NoBackoff(), 3)}
+    async with (
+        redis.asyncio.Redis(host="127.0.0.1", port=port, **patient, **options) as client,
+        AsyncRedisBackend(client) as backend,
+    ):
+        yield backend
+
+
+async def code_of_failed_lock(backend):
+    """The code of the error that ``lock()`` raises, which must take less than ``SOON_S``."""
+    with pytest.raises(LockError) as caught:
+        await asyncio.wait_for(aio.lock(backend, "k", acquisition=BRIEF).__aenter__(), SOON_S)
+    return caught.value.code
+
+
+class SlowRelay(Relay):
+    """Sends each reply late: the whole handshake takes much longer than each of its steps."""
+
+    def reply(self, data):
+        time.sleep(0.4)
+        return data
+
+
+@POOLS
+def test_asyncio_a_slow_handshake_counts(syncguard_redis, pool):
+    async def main():
+        async with backend_on(relay.port, client_name="slow", db=1, **pool) as backend:
+            return await code_of_failed_lock(backend)
+
+    with SlowRelay(syncguard_redis.port) as relay:
+        assert asyncio.run(main()) == "NetworkTimeout"
+
+
+@pytest.fixture
+def silent_port():
+    """The port of a server that accepts no connection: its queue is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@POOLS
+def test_asyncio_an_address_that_does_not_answer_does_not_hold_lock_up(silent_port, pool):
+    async def main():
+        async with backend_on(silent_port, **pool) as backend:
+            return await code_of_failed_lock(backend)
+
+    assert asyncio.run(main()) == "NetworkTimeout"
+
+
+def test_asyncio_a_pool_that_waits_does_not_hold_lock_up(syncguard_redis):
+    async def main():
+        pool = redis.asyncio.BlockingConnectionPool(
+            port=syncguard_redis.port, max_connections=1, timeout=60
+        )
+        async with redis.asyncio.Redis(connection_pool=pool) as client:
+            backend = AsyncRedisBackend(client)
+            taken = await take_async(pool)
+            code = await code_of_failed_lock(backend)
+            await pool.release(taken)
+            async with aio.lock(backend, "k"):
+                assert await backend.is_locked("k")
+        await pool.disconnect()
+        return code
+
+    assert asyncio.run(main()) == "NetworkTimeout"
