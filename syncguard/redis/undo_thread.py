@@ -5,13 +5,15 @@ the lock would stay held until its TTL ends, without a holder. The undo releases
 id of that request, and leaves a tombstone, so that a request which arrives later is refused. So one
 answered undo is final.
 
-The thread starts before the first acquire of a process, never after a time-out: on CPython 3.10
-and 3.11, an exception that another thread sends to a thread inside ``Thread.start`` can leave it
-waiting for ever. A forked child begins without jobs: they are the parent's.
+The thread starts before the first acquire of a process, never after a time-out, and not in the
+caller's thread: on CPython 3.10 and 3.11, an exception that another thread sends to a thread inside
+``Thread.start`` can leave it waiting for ever. A forked child begins without jobs: they are the
+parent's.
 """
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
@@ -96,15 +98,18 @@ class UndoThread:
         """Start the thread. If no thread can start, the next acquire tries again."""
         try:
             self.is_running = True  # first: of two callers at once, only one should start a thread
-            threading.Thread(target=self._run, name="syncguard-undo", daemon=True).start()
+            # A thread that starts the thread: the caller does not wait in Thread.start.
+            _thread.start_new_thread(self._start_thread, ())
         except BaseException as error:
-            # After an interrupt the thread may run nevertheless. Two do no harm.
+            self.is_running = False  # after an interrupt it may run nevertheless; two do no harm
+            if not isinstance(error, RuntimeError):
+                raise
+
+    def _start_thread(self) -> None:
+        try:
+            threading.Thread(target=self._run, name="syncguard-undo", daemon=True).start()
+        except RuntimeError:
             self.is_running = False
-            if isinstance(error, RuntimeError):
-                return
-            if isinstance(error, KeyError) and error.__context__ is not None:
-                raise error.__context__ from None  # an error of Thread.start hides the interrupt
-            raise
 
     def enqueue(self, job: Undo, lock_name: str) -> Undo:
         """Enqueue a job, and return it; or the job that this lock id has already."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import logging
 import os
 import subprocess
@@ -164,6 +166,10 @@ def test_an_error_in_the_thread_does_not_end_it(thread, monkeypatch, caplog):
     wait_until(lambda: thread.pending == 0)
 
 
+def undo_threads():
+    return [each for each in threading.enumerate() if each.name == "syncguard-undo"]
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_was_ended_is_replaced_before_the_next_acquire(syncguard_redis, monkeypatch):
     def end():
@@ -171,7 +177,8 @@ def test_a_thread_that_was_ended_is_replaced_before_the_next_acquire(syncguard_r
 
     with syncguard_redis.client() as client, RedisBackend(client) as backend:
         backend.acquire("k")
-        threads = [each for each in threading.enumerate() if each.name == "syncguard-undo"]
+        wait_until(undo_threads)
+        threads = undo_threads()
         with monkeypatch.context() as patch:
             patch.setattr(undo_thread, "_try_due", end)
             undo_thread._wake.put(None)
@@ -192,25 +199,37 @@ def test_without_a_free_thread_a_lock_is_still_acquired(syncguard_redis, monkeyp
         monkeypatch.setattr(undo_thread, "is_running", False)
         monkeypatch.setattr(threading.Thread, "start", no_thread)
         assert backend.acquire("k").ok
-        assert not undo_thread.is_running
+        wait_until(lambda: not undo_thread.is_running)
 
 
-def test_an_interrupt_of_the_start_is_raised_and_the_next_acquire_starts_the_thread(
-    thread, monkeypatch
+@pytest.mark.parametrize(("error", "is_raised"), [(RuntimeError, False), (KeyboardInterrupt, True)])
+def test_if_the_start_fails_or_is_interrupted_the_next_acquire_starts_the_thread(
+    thread, monkeypatch, error, is_raised
 ):
-    def interrupted(_self):
-        """What Thread.start of CPython 3.11 does if a signal handler raises in it."""
-        try:
-            raise KeyboardInterrupt
-        except BaseException:
-            del {}[_self]
-            raise
+    def fail(*_arguments):
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(_thread, "start_new_thread", fail)
+        with pytest.raises(error) if is_raised else contextlib.nullcontext():
             thread.start()
     assert not thread.is_running
+
+
+def test_the_caller_of_an_acquire_does_not_start_the_thread_itself(syncguard_redis, monkeypatch):
+    """It may hold the lock of another backend, whose loss interrupts it."""
+    started_by, start = {}, threading.Thread.start
+
+    def record(thread):
+        started_by[thread.name] = threading.get_ident()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", record)
+    monkeypatch.setattr(undo_thread, "is_running", False)
+    with syncguard_redis.client() as client, RedisBackend(client) as backend:
+        assert backend.acquire("k").ok
+        wait_until(lambda: "syncguard-undo" in started_by)
+    assert threading.get_ident() not in started_by.values()
 
 
 def test_no_thread_starts_after_a_time_out(syncguard_redis, monkeypatch):
