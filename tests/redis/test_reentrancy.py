@@ -28,7 +28,7 @@ from syncguard import (
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
 
-ONCE = Acquisition(max_retries=0, timeout_ms=0)
+ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from late_reply import late_reply
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from short_time_out import short_time_out
 from wait_until import wait_until
 
 from syncguard import (
@@ -37,7 +38,6 @@ TTL_MS = 600_000
 """Longer than any test: a lock that is free was released."""
 
 ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "5"))
-IMPATIENT = {"socket_timeout": 0.2, "socket_connect_timeout": 0.2}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def times_out(server, backend, operation):
     """Run the operation while Redis hangs; return when Redis has executed it after the hang."""
     backend.is_locked("the connection is open before the hang")
     before = executed(server)
-    with server.paused(), pytest.raises(NetworkTimeout):
+    with server.paused(), short_time_out(backend), pytest.raises(NetworkTimeout):
         operation()
     wait_until(lambda: executed(server) > before)
 
@@ -72,7 +72,7 @@ def is_undone():
 
 
 def test_an_acquire_that_timed_out_leaves_no_lock(backend_on, server, observer):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
     for n in range(ROUNDS):
         times_out(server, backend, lambda n=n: backend.acquire(f"k{n}", TTL_MS))
@@ -82,7 +82,7 @@ def test_an_acquire_that_timed_out_leaves_no_lock(backend_on, server, observer):
 
 
 def test_lock_leaves_no_lock_when_its_attempt_timed_out(backend_on, server, observer):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
     times_out(server, backend, lambda: lock(backend, "k", TTL_MS).__enter__())
     wait_until(is_undone)
@@ -253,7 +253,7 @@ def no_undo(monkeypatch):
 
 @pytest.mark.usefixtures("no_undo")
 def test_a_caller_that_comes_back_replaces_its_own_lock(backend_on, server, observer):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
     times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
     assert observer.exists("syncguard:k") == 1
@@ -266,7 +266,7 @@ def test_a_caller_that_comes_back_replaces_its_own_lock(backend_on, server, obse
 
 @pytest.mark.usefixtures("no_undo")
 def test_lock_that_comes_back_replaces_its_own_lock(backend_on, server, observer):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
     times_out(server, backend, lambda: lock(backend, "k", TTL_MS).__enter__())
     assert observer.exists("syncguard:k") == 1
@@ -276,7 +276,7 @@ def test_lock_that_comes_back_replaces_its_own_lock(backend_on, server, observer
 
 @pytest.mark.usefixtures("no_undo")
 def test_a_caller_that_comes_back_does_not_replace_the_lock_of_another(backend_on, server):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     assert backend.acquire("k", TTL_MS).ok
     times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
     times_out(server, backend, lambda: backend.acquire("other", TTL_MS))
@@ -300,7 +300,7 @@ def undo_may_run(monkeypatch):
 def test_the_undo_of_a_replaced_lock_does_not_release_the_new_one(
     backend_on, server, observer, undo_may_run
 ):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     backend.acquire("warm up", TTL_MS).release()
     times_out(server, backend, lambda: backend.acquire("k", TTL_MS))
     again = backend.acquire("k", TTL_MS)
@@ -320,7 +320,7 @@ def test_an_undo_uses_a_connection_that_was_opened_after_the_time_out(server, un
     retry = Retry(NoBackoff(), 0)
     with (
         server.client() as observer,
-        redis.Redis(port=server.port, retry=retry, **IMPATIENT) as client,
+        redis.Redis(port=server.port, retry=retry) as client,
         RedisBackend(client) as backend,
     ):
         pool = client.connection_pool
@@ -372,7 +372,7 @@ def test_at_exit_a_try_may_take_200_ms_and_no_more_is_waited_for():
 
 
 def test_an_adopt_that_timed_out_leaves_no_lock(backend_on, server):
-    backend = backend_on(server, client=IMPATIENT)
+    backend = backend_on(server)
     first = backend.acquire("k", TTL_MS)
     second = backend.adopt(first.lock_id, TTL_MS)  # loads the script
     times_out(server, backend, lambda: backend.adopt(second.lock_id, TTL_MS))
@@ -439,15 +439,15 @@ def test_undo_of_a_backend_without_it_releases_once(server):
 
 def test_closing_the_callers_loop_does_not_stop_the_undo(server, observer):
     async def main() -> None:
-        client = redis.asyncio.Redis(
-            host="localhost", port=server.port, retry=AsyncRetry(NoBackoff(), 0), **IMPATIENT
-        )
+        retry = AsyncRetry(NoBackoff(), 0)
+        client = redis.asyncio.Redis(host="localhost", port=server.port, retry=retry)
         async with client, AsyncRedisBackend(client) as backend:
             result = await backend.acquire("warm up", TTL_MS)
             assert result.ok
             await result.release()
             server.pause()
-            await backend.acquire("k", TTL_MS)
+            with short_time_out(backend):
+                await backend.acquire("k", TTL_MS)
 
     before = executed(server)
     with pytest.raises(NetworkTimeout):
