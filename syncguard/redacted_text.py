@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
+from syncguard.split_url import split_url
+
 _MASK: Final = "********"
 
 
@@ -37,7 +39,7 @@ class RedactedUrl(str):
 
 
 def _without_credentials(url: str) -> str:
-    parts = urlsplit(url)
+    parts = split_url(url)
     if not parts.scheme or parts.fragment or "://" not in url:
         raise ValueError
     if not parts.netloc:  # a file, such as a socket

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar, cast
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from syncguard._backend.granted import Granted
 from syncguard.errors import ErrorContext, ServiceUnavailable, invalid_argument
+from syncguard.split_url import split_url
 from syncguard.types import ExtendResult
 
 T = TypeVar("T")
@@ -106,7 +107,7 @@ def options_of_url(url: str) -> tuple[str, dict[str, int]]:
     if not isinstance(url, str) or not any(name in url for name in OPTIONS):
         return url, {}
     try:
-        parts = urlsplit(url)
+        parts = split_url(url)
     except ValueError:
         return url, {}  # the client refuses it
     pairs = parse_qsl(parts.query, keep_blank_values=True)

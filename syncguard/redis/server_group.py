@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from syncguard.redacted_text import Secret
 from syncguard.redis.address import DEFAULT_PORT, canonical_host
+from syncguard.split_url import split_url
 
 SENTINEL_PORT: Final = 26379
 GroupKind = Literal["sentinel", "cluster"]
@@ -116,7 +117,7 @@ def parse_hosts(texts: Sequence[str], default_port: int) -> tuple[tuple[str, int
 
 
 def _parse(location: str) -> ServerGroup:
-    parts = urlsplit(location)
+    parts = split_url(location)
     if parts.scheme not in _SCHEMES or parts.fragment or "@" in parts.path:
         raise ValueError
     kind, uses_tls = _SCHEMES[parts.scheme]
