@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _START_TIMEOUT_S: Final = 60.0
+_NOT_YET: Final = ("Address already in use", "pre-existing shared memory block")
+"""PostgreSQL does not start, but will: the processes of a killed server have not all ended."""
+
 _PORT_ATTEMPTS: Final = 10
 _POLL_S: Final = 0.01
 
@@ -111,7 +114,7 @@ class PostgresServer:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not self._launch():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"another process now uses port {self._port}")
+                raise RuntimeError(f"another process uses port {self._port} or the data")
             time.sleep(_POLL_S)
 
     def __enter__(self) -> Self:
@@ -167,7 +170,7 @@ class PostgresServer:
         self._run([initdb, "-U", self.user, "-A", "trust", "-E", "UTF8", "--no-sync"])
 
     def _launch(self) -> bool:
-        """Start the server. False: another process has the port."""
+        """Start the server. False: another process still has the port or the data."""
         folder = self._started()
         settings = {
             "listen_addresses": self.host,
@@ -201,7 +204,7 @@ class PostgresServer:
             if self._process.poll() is not None:
                 self._end(signal.SIGKILL)
                 text = log.read_text("utf-8", "replace")
-                if "Address already in use" in text:
+                if any(reason in text for reason in _NOT_YET):
                     return False
                 raise RuntimeError(f"PostgreSQL did not start. Its output:\n{text.strip()}")
             if time.monotonic() > deadline:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from syncguard import (
 )
 from syncguard.backend import Refusal
 from syncguard.postgres import DEFAULT_FENCES_TABLE, DEFAULT_LOCKS_TABLE, PostgresBackend
+from syncguard.testing import PostgresServer
 
 LONG_MS = 600_000
 
@@ -221,3 +224,24 @@ def runs_after_the_test(syncguard_postgres_server):
 @pytest.mark.usefixtures("runs_after_the_test")  # ends after the fixture that the test kills
 def test_a_killed_server_runs_again_after_the_test(syncguard_postgres):
     syncguard_postgres.kill()
+
+
+@pytest.mark.usefixtures("syncguard_postgres_server")  # skipped where there is no PostgreSQL
+def test_a_restart_waits_for_the_processes_of_the_killed_server():
+    with PostgresServer() as server, contextlib.closing(server.connect()) as connection:
+        log = server.folder / "log"
+        ((backend_pid,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+        os.kill(backend_pid, signal.SIGSTOP)  # it cannot notice that its server is gone
+        try:
+            os.kill(server.pid, signal.SIGKILL)
+            wait_until(lambda: not server.is_running)
+            with ThreadPoolExecutor(1) as threads:
+                restart = threads.submit(server.restart)
+                wait_until(lambda: "shared memory" in log.read_text() or restart.done())
+                os.kill(backend_pid, signal.SIGCONT)
+                restart.result()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(backend_pid, signal.SIGCONT)
+        with server.connect() as again:
+            assert again.execute("SELECT 1").fetchall() == [(1,)]
