@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -264,14 +265,22 @@ def test_a_connection_that_is_never_answered_is_replaced(
 def test_a_signal_handler_may_wait_for_the_lock_that_its_thread_waits_for(
     backend: RedisBackend, threads: ThreadPoolExecutor
 ) -> None:
-    holder, fences = held(backend, "k"), []
+    holder, fences, calls = held(backend, "k"), [], itertools.count()
+    runs = threading.Event()
 
     def take_too(_number: int, _frame: FrameType | None) -> None:
-        fences.append(take(backend, "k"))
+        if next(calls) == 0:
+            runs.set()
+            fences.append(take(backend, "k"))
+
+    def interrupt() -> bool:
+        """Python notices a signal that comes right before the poll only after the poll."""
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        return runs.wait(0.05)
 
     def interrupt_and_release() -> None:
         wait_until(lambda: is_polling(backend))
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+        wait_until(interrupt)
         wait_until(lambda: local_waiters(backend) == 2)
         holder.release()
 
