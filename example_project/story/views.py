@@ -43,9 +43,9 @@ def play(request: HttpRequest, kind: str) -> HttpResponse:
 @never_cache
 def state(request: HttpRequest) -> HttpResponse:
     """Everything the page shows: one scene in full, and the names of the others."""
-    scenes = Scene.objects.order_by("-pk")[:HISTORY]
+    scenes = list(Scene.objects.order_by("-pk")[:HISTORY])  # once: one may begin meanwhile
     wanted = request.GET.get("scene", "")
-    shown = scenes.first()
+    shown = scenes[0] if scenes else None
     if wanted.isdecimal():
         shown = Scene.objects.filter(pk=int(wanted[:15])).first() or shown
     return JsonResponse(

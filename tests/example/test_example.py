@@ -238,6 +238,47 @@ def test_a_signal_that_comes_while_a_destructor_runs_stops_the_demo(environment)
     assert (done.stdout, done.stderr) == ("stopped\n", "")
 
 
+A_SCENE_BEGINS_MEANWHILE = """
+import json, os
+os.environ["DJANGO_SETTINGS_MODULE"] = "example_project.settings"
+import django
+django.setup()
+from django.core.management import call_command
+from django.db import connection
+from django.test import RequestFactory
+from example_project.story.models import Scene
+from example_project.story.views import state
+
+call_command("migrate", verbosity=0)
+Scene.objects.create(kind="feed", key="old", ended_ms=1, ok=True)
+
+begun = []
+def begin_another(execute, sql, params, many, context):
+    result = execute(sql, params, many, context)
+    if not begun:
+        begun.append(True)
+        Scene.objects.create(kind="report", key="new")
+    return result
+
+with connection.execute_wrapper(begin_another):
+    shown = json.loads(state(RequestFactory().get("/")).content)
+print([entry["key"] for entry in shown["history"]], shown["scene"]["key"])
+"""
+
+
+def test_the_page_shows_the_newest_scene_of_its_history_although_another_one_begins(environment):
+    done = subprocess.run(
+        [sys.executable, "-c", A_SCENE_BEGINS_MEANWHILE],
+        cwd=ROOT,
+        env={**environment, "EXAMPLE_DATABASE": ":memory:"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.stdout == "['old'] old\n", done.stderr
+
+
 @pytest.mark.parametrize(
     "command", [["check", "--fail-level", "WARNING"], ["makemigrations", "--check", "--dry-run"]]
 )

@@ -11,6 +11,7 @@ let chosen = null; // the scene selected in the history; null: the latest
 let latest = null;
 let followed = null; // the scene that is playing and shown
 let timer = null;
+let asked = 0; // an older answer that comes after a newer one is not shown
 
 function make(name, className, text) {
   const made = document.createElement(name);
@@ -152,16 +153,19 @@ function showInvoices(invoices) {
 async function refresh() {
   clearTimeout(timer);
   let busy = false;
+  const number = ++asked;
   try {
     const query = chosen === null ? "" : `?scene=${chosen}`;
     const response = await fetch(document.body.dataset.state + query);
     if (response.ok) {
       const state = await response.json();
+      if (number !== asked) return;
       if (find("refusal").textContent === SILENT) find("refusal").textContent = "";
       show(state);
       busy = state.playing;
     }
   } catch {
+    if (number !== asked) return;
     find("refusal").textContent = SILENT;
   }
   clearTimeout(timer);
