@@ -275,11 +275,11 @@ def test_an_asyncio_backend_works_in_a_child(path):
 def test_no_process_is_left_behind_where_eight_want_the_file(path):
     """With SQLite's own waiting, the fastest makes some 170 times the pairs of the slowest.
 
-    With pauses of ours it makes two to four times as many. The bound is far from both, because a
-    busy machine can stop a process for a while.
+    With pauses of ours it makes two to four times as many, and beside ten busy processes up to 32
+    times, because the machine stops some for a while.
     """
     pairs = _pairs_of_processes(path)
-    assert max(pairs) < 25 * min(pairs)
+    assert max(pairs) < 100 * min(pairs)
 
 
 def _pairs_of_processes(path, processes=8, least=50):
