@@ -229,10 +229,18 @@ def test_the_caller_of_an_acquire_does_not_start_the_thread_itself(syncguard_red
     assert threading.get_ident() not in started_by.values()
 
 
+def the_thread_works():
+    """Whether the process's undo thread, which another thread starts, has done a job."""
+    server = Server()
+    undo_thread.enqueue(job_for(server), "another lock")
+    return lambda: server.answered
+
+
 def test_no_thread_starts_after_a_time_out(syncguard_redis, monkeypatch):
     """An exception that is sent to a thread inside Thread.start may leave it waiting for ever."""
     with syncguard_redis.client(retry=None) as client, RedisBackend(client) as backend:
         backend.acquire("k").release()
+        wait_until(the_thread_works())
         started = []
         monkeypatch.setattr(threading.Thread, "start", started.append)
         with (
