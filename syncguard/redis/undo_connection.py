@@ -10,10 +10,12 @@ import asyncio
 import copy
 import socket
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 import redis.asyncio
 
+from syncguard._lock.background_tasks import keep
 from syncguard.redis._transport.connections import (
     AsyncPool,
     Pool,
@@ -100,11 +102,24 @@ class UndoOnLoop(NamedTuple):
 
     def run(self, calls: Sequence[Call[bool]], timeout_s: float, answered: Answered) -> None:
         for call in calls:
-            if self.loop.is_closed():
-                raise RuntimeError("the event loop of the client is closed")
-            run = self.runner.run(call)
-            asyncio.run_coroutine_threadsafe(run, self.loop).result(timeout_s)
+            outcome: Future[bool] = Future()
+            # The coroutine is made in the loop: one that ends now would never await it. Raises if
+            # the loop is closed.
+            self.loop.call_soon_threadsafe(self._begin, call, outcome)
+            outcome.result(timeout_s)
             answered(_lock_id(call))
+
+    def _begin(self, call: Call[bool], outcome: Future[bool]) -> None:
+        async def run() -> None:
+            try:
+                outcome.set_result(await self.runner.run(call))
+            except asyncio.CancelledError:
+                outcome.cancel()
+                raise
+            except Exception as error:
+                outcome.set_exception(error)
+
+        keep(self.loop.create_task(run()))
 
 
 def _packed(call: Call[bool]) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import os
@@ -20,8 +22,9 @@ from syncguard import NetworkTimeout
 from syncguard.redis import RedisBackend, spent_ids
 from syncguard.redis import undo_thread as module
 from syncguard.redis.script_calls import Calls
+from syncguard.redis.undo_connection import UndoOnLoop
 from syncguard.redis.undo_thread import MAX_PENDING, Undo, UndoThread, undo_thread
-from syncguard.testing import RedisServer
+from syncguard.testing import LoopThread, RedisServer
 
 CALLS = Calls()
 TTL_MS = 600_000
@@ -251,6 +254,49 @@ def test_no_thread_starts_after_a_time_out(syncguard_redis, monkeypatch):
             backend.acquire("k", TTL_MS)
         wait_until(lambda: undo_thread.pending == 0)
         assert not started
+
+
+class AsyncMock:
+    """An asyncio runner that counts its calls."""
+
+    def __init__(self, error=None):
+        self.calls = 0
+        self._error = error
+
+    def run(self, _call):
+        self.calls += 1
+        return self._run()
+
+    async def _run(self):
+        if self._error is not None:
+            raise self._error
+        return True
+
+
+def test_an_undo_for_a_loop_that_has_ended_makes_no_coroutine_that_nobody_awaits():
+    runner, loop, answered = AsyncMock(), asyncio.new_event_loop(), []
+    undo = UndoOnLoop(runner, loop)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        undo.run([job_for(Server()).call], 0.01, answered.append)
+    loop.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        undo.run([job_for(Server()).call], 20, answered.append)
+    assert (runner.calls, answered) == (0, [])
+
+
+@pytest.mark.parametrize("error", [None, ValueError, asyncio.CancelledError])
+def test_an_undo_for_a_mock_runs_in_its_loop(error):
+    """An interrupt of its task must not end the undo thread."""
+    answered, call = [], job_for(Server()).call
+    with LoopThread() as thread:
+        undo = UndoOnLoop(AsyncMock(error and error()), thread._loop)
+        if error is None:
+            undo.run([call], 20, answered.append)
+        else:
+            with pytest.raises(Exception) as caught:  # noqa: PT011 - of two kinds
+                undo.run([call], 20, answered.append)
+            assert isinstance(caught.value, (ValueError, concurrent.futures.CancelledError))
+    assert answered == ([call.lock_id] if error is None else [])
 
 
 # -- fork and exit ----------------------------------------------------------------------------
