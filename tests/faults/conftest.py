@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -30,3 +32,17 @@ def frail_redis() -> Iterator[RedisServer]:
     """A Redis for this test only, to be paused and killed."""
     with RedisServer(aof=True) as server:
         yield server
+
+
+@pytest.fixture
+def silent_address() -> Iterator[tuple[str, int]]:
+    """The address of a server that accepts no connection: its queue is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        yield listener.getsockname()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -94,3 +95,11 @@ class Relay:
                 if isinstance(passed, Last):
                     break
             sink.shutdown(socket.SHUT_RDWR)
+
+
+class SlowRelay(Relay):
+    """Sends each reply late: the whole handshake takes much longer than each of its steps."""
+
+    def reply(self, data: bytes) -> bytes:
+        time.sleep(0.4)
+        return data

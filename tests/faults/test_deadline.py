@@ -12,7 +12,7 @@ import redis
 from clients import backend_on
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from relay import Relay
+from relay import SlowRelay
 
 from syncguard import Acquisition, LockError, lock
 from syncguard.redis import RedisBackend
@@ -185,20 +185,6 @@ def test_a_signal_aborts_an_attempt_on_a_redis_that_hangs(frail_redis, used_befo
 
 
 @pytest.fixture
-def silent_address():
-    """The address of a server that accepts no connection: its queue is full."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(3):
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-        yield listener.getsockname()
-
-
-@pytest.fixture
 def two_dead_addresses(silent_address, monkeypatch):
     """A host with two addresses, neither of which answers. Returns its port."""
     found = socket.getaddrinfo
@@ -229,14 +215,6 @@ def test_with_a_signal_a_refused_connection_is_reported():
         with backend_on(unused.getsockname()[1], retry=Retry(NoBackoff(), 0)) as backend:
             code = code_of_failed_lock(backend, signal=threading.Event())
     assert code == "ServiceUnavailable"
-
-
-class SlowRelay(Relay):
-    """Sends each reply late: the whole handshake takes much longer than each of its steps."""
-
-    def reply(self, data):
-        time.sleep(0.4)
-        return data
 
 
 def test_a_slow_handshake_counts(frail_redis):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from relay import Relay
+from relay import SlowRelay
 
 from syncguard import Acquisition, LockError, aio
 from syncguard.redis import AsyncRedisBackend
@@ -43,14 +41,6 @@ async def code_of_failed_lock(backend):
     return caught.value.code
 
 
-class SlowRelay(Relay):
-    """Sends each reply late: the whole handshake takes much longer than each of its steps."""
-
-    def reply(self, data):
-        time.sleep(0.4)
-        return data
-
-
 @POOLS
 def test_asyncio_a_slow_handshake_counts(syncguard_redis, pool):
     async def main():
@@ -61,24 +51,10 @@ def test_asyncio_a_slow_handshake_counts(syncguard_redis, pool):
         assert asyncio.run(main()) == "NetworkTimeout"
 
 
-@pytest.fixture
-def silent_port():
-    """The port of a server that accepts no connection: its queue is full."""
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.socket())
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(3):
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(listener.getsockname())
-        yield listener.getsockname()[1]
-
-
 @POOLS
-def test_asyncio_an_address_that_does_not_answer_does_not_hold_lock_up(silent_port, pool):
+def test_asyncio_an_address_that_does_not_answer_does_not_hold_lock_up(silent_address, pool):
     async def main():
-        async with backend_on(silent_port, **pool) as backend:
+        async with backend_on(silent_address[1], **pool) as backend:
             return await code_of_failed_lock(backend)
 
     assert asyncio.run(main()) == "NetworkTimeout"
