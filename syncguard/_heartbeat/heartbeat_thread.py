@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Final
 
 from syncguard._backend.optional import (
@@ -41,6 +42,7 @@ from syncguard._heartbeat.fallback_channel import (
 )
 from syncguard._heartbeat.on_lost import announce
 from syncguard._heartbeat.schedule import Beat, Schedule
+from syncguard._lock.background_threads import run_in_thread
 from syncguard.clock import holder_clock_ms
 from syncguard.errors import LockError, RateLimited
 
@@ -293,13 +295,10 @@ class HeartbeatThread:
     # -- connecting ---------------------------------------------------------------------------
 
     def _connect(self, connection: BackendConnection) -> None:
-        timeout_ms = connect_timeout_ms(connection.waiting)
-        thread = threading.Thread(
-            target=self._open, args=(connection, timeout_ms), name="syncguard-connect", daemon=True
-        )
         connection.connecting = True
         try:
-            thread.start()
+            # Not Thread.start(): killed inside of it, this thread would wait for ever (ADR-047).
+            run_in_thread(partial(self._open, connection, connect_timeout_ms(connection.waiting)))
         except RuntimeError as error:  # no thread available: retry later
             self._connected.append((connection, as_lock_error(error)))
             self.wake()
@@ -319,7 +318,7 @@ class HeartbeatThread:
         except Exception as error:
             outcome = as_lock_error(error)
         except SystemExit:
-            pass  # ends this thread
+            pass  # the thread goes on with its other jobs
         finally:
             self._connected.append((connection, outcome))
             self.wake()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import threading
@@ -29,6 +30,8 @@ from syncguard import (
 from syncguard._heartbeat import backend_connection, heartbeat, heartbeat_thread
 from syncguard._heartbeat.backend_connection import BackendConnection, WakeableSelector
 from syncguard._heartbeat.heartbeat_thread import HeartbeatThread
+from syncguard._lock import background_threads
+from syncguard._lock.background_threads import BackgroundThreads
 from syncguard.clock import holder_clock_ms
 from syncguard.lock import Lock
 from syncguard.redis import RedisBackend
@@ -97,10 +100,10 @@ def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: Redi
     with ExitStack() as stack:
         backends = [stack.enter_context(backend_on(syncguard_redis.port)) for _ in range(4)]
         for backend in backends:
-            with lock(backend, "k", ttl_ms=6_000, auto_extend=True):
+            with lock(backend, "k", ttl_ms=15_000, auto_extend=True):
                 needed_by_one_lock = len(syncguard_threads())
         helds = [
-            stack.enter_context(lock(backends[n % 4], f"k{n}", ttl_ms=6_000, auto_extend=True))
+            stack.enter_context(lock(backends[n % 4], f"k{n}", ttl_ms=15_000, auto_extend=True))
             for n in range(1_000)
         ]
         first = {held.lock_id: held.expires_at_ms for held in helds}
@@ -400,7 +403,8 @@ def test_the_reason_of_failed_extensions_is_logged_once(
         redis.Redis(port=syncguard_redis.port, username="worker", password="any") as client,
         RedisBackend(client, on_release_error=lambda _error, _context: None) as backend,
         pytest.raises(LockLost),
-        lock(backend, "secret-key", ttl_ms=TTL_MS, auto_extend=True) as held,
+        # A busy machine may need some seconds to connect and to be refused.
+        lock(backend, "secret-key", ttl_ms=9_000, auto_extend=True) as held,
     ):
         observer.acl_setuser("worker", commands=["-evalsha", "-eval"], enabled=True)
         wait_until(lambda: held.lost)
@@ -449,24 +453,34 @@ def test_an_unexpected_error_does_not_end_the_heartbeat(
     assert "Unexpected error in the heartbeat thread; continuing." in caplog.text
 
 
-def test_a_backend_whose_connect_thread_cannot_start_does_not_stop_the_others(
-    backend: RedisBackend, syncguard_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("are_threads_busy", [False, True], ids=["none exists", "all are busy"])
+def test_a_backend_that_gets_no_thread_to_connect_does_not_stop_the_others(
+    backend: RedisBackend,
+    syncguard_redis: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    are_threads_busy: bool,
 ) -> None:
-    start = threading.Thread.start
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
 
-    def refuse_to_connect(thread: threading.Thread) -> None:
-        if thread.name == "syncguard-connect":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
+    go_on = threading.Event()
     with (
         backend_on(syncguard_redis.port) as other,
         lock(backend, "healthy", ttl_ms=TTL_MS, auto_extend=True) as healthy,
     ):
         wait_until_extended(healthy)
-        monkeypatch.setattr(threading.Thread, "start", refuse_to_connect)
+        threads = BackgroundThreads()
+        monkeypatch.setattr(background_threads, "_threads", threads)
+        if are_threads_busy:
+            threads.start_ahead()
+            wait_until(lambda: threads.is_started)
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            threads.run(go_on.wait)
+        else:
+            monkeypatch.setattr(_thread, "start_new_thread", refuse)
         with pytest.raises(LockLost), lock(other, "k", ttl_ms=900, auto_extend=True) as held:
             wait_until(lambda: held.lost)
+        go_on.set()
         monkeypatch.undo()
         assert not healthy.lost
         with lock(other, "k", ttl_ms=TTL_MS, auto_extend=True) as held:

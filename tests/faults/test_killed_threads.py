@@ -181,3 +181,12 @@ def test_under_a_lock_with_a_heartbeat_no_thread_is_started_where_the_holder_run
                     held.renewed(holder_clock_ms() - 60_000, 60_000, held.expires_at_ms)
             assert told.wait(20)
             assert threading.get_ident() not in started_by
+
+
+def test_the_heartbeat_thread_starts_no_thread(
+    backend: RedisBackend, started_by: list[int]
+) -> None:
+    """On CPython 3.10 and 3.11 it would wait for ever if it is killed at that moment."""
+    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+        wait_until_extended(held)  # on a connection that was opened meanwhile
+        assert heartbeat_thread().ident not in started_by
