@@ -31,7 +31,6 @@ QUICK = [
     faults.WorkersStopped,
     faults.WorkersKilled,
     faults.WorkersForked,
-    pytest.param(faults_of_sql.PostgresConflicts, marks=pytest.mark.slow),
     faults_of_sql.SQLiteFileLocked,
     faults_of_sql.Memory,
 ]
@@ -53,11 +52,21 @@ def run_until_something_happened(
     return verdict
 
 
-@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.__name__)
-def test_locks_keep_their_promises_under_a_fault(fault: type[Fault]) -> None:
+def check_promises(fault: type[Fault]) -> None:
     verdict = run_until_something_happened(fault, lambda it: it.violations or it.grants)
     assert not verdict.violations, verdict
     assert verdict.grants > 0
+
+
+@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.__name__)
+def test_locks_keep_their_promises_under_a_fault(fault: type[Fault]) -> None:
+    check_promises(fault)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("syncguard_postgres_server")  # skipped where there is no PostgreSQL
+def test_locks_keep_their_promises_while_transactions_of_postgresql_conflict() -> None:
+    check_promises(faults_of_sql.PostgresConflicts)
 
 
 @pytest.mark.slow
