@@ -252,6 +252,31 @@ def test_the_last_waiter_that_leaves_wakes_nobody(
     assert not observer.exists(NAMES.wake)
 
 
+def test_a_wake_up_is_passed_on_if_the_lock_is_free_and_somebody_waits(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    def is_passed_on() -> bool:
+        return backend._runner.run(backend.pass_on_call("k"))
+
+    assert not is_passed_on(), "nobody waits"
+    observer.set(NAMES.waiting, "1", px=60_000)
+    assert is_passed_on()
+    backend.acquire("k", ttl_ms=60_000)
+    assert not is_passed_on(), "the lock is held"
+
+
+def test_a_bell_that_nobody_has_heard_is_not_rung_again(
+    backend: RedisBackend, observer: redis.Redis
+) -> None:
+    def rings() -> bool:
+        return backend._runner.run(backend._calls.ring("bell"))
+
+    assert [rings(), rings()] == [True, False]
+    assert observer.llen("bell") == 1
+    assert observer.lpop("bell")
+    assert rings()
+
+
 def test_waiters_that_leave_together_pass_one_wake_up_on_and_it_expires(
     backend: RedisBackend, observer: redis.Redis
 ) -> None:

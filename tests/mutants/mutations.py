@@ -208,6 +208,7 @@ def _of_lua(text: str) -> Iterator[Mutant]:
 
 
 def _of_lua_line(code: str) -> Iterator[Mutant]:
+    code = re.sub(r"\s+--.*$", "", code)  # without a comment at its end
     quoted = [match.span() for match in re.finditer(r"'[^']*'", code)]
     for pattern, after in _LUA_OPERATORS:
         for match in re.finditer(pattern, code):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
+import time
 
 import pytest
 import redis.asyncio
@@ -11,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from relay import Relay
 
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend, scripts
 from syncguard.testing import BlockingFacade, LoopThread
 
 
@@ -64,6 +66,30 @@ def make_backend(backend_on, syncguard_redis):
 @pytest.fixture
 def backend(make_backend):
     return make_backend()
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """Sets the time of all scripts, in milliseconds after the moment at which the test begins.
+
+    The scripts run on a real Redis, with another time: about an hour ahead, so that Redis itself
+    expires nothing.
+    """
+    # A multiple of 32: then an acquire removes the entries of expired locks.
+    moment_ms = int(time.time() + 3_600) * 1_000 // 32 * 32
+    loaded = [(name, s) for name, s in vars(scripts).items() if isinstance(s, scripts.Script)]
+
+    def set_time(after_ms):
+        seconds, ms = divmod(moment_ms + after_ms, 1_000)
+        reply = f"{{'{seconds}', '{ms * 1_000}'}}"
+        for name, script in loaded:
+            text = script.text.replace("redis.call('TIME')", reply).replace("call('TIME')", reply)
+            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+            monkeypatch.setattr(scripts, name, script._replace(text=text, sha=sha))
+        return moment_ms + after_ms
+
+    set_time(0)
+    return set_time
 
 
 class LossyRelay(Relay):

@@ -75,6 +75,16 @@ def test_end_wait_does_not_end_the_wait_of_another_caller(backend):
     assert ask(backend, place_ms=1).ticket is not None
 
 
+def test_ending_a_wait_tells_whether_it_was_the_callers(backend):
+    def ended(ticket):
+        return backend._runner.run(Calls().end_wait("k", ticket))
+
+    first = ask(backend)
+    assert not ended("A" * 22)
+    assert ended(first.ticket)
+    assert not ended(first.ticket)
+
+
 def test_a_wait_without_end_wait_ends_after_its_maximum(backend, syncguard_redis):
     ask(backend)
     with syncguard_redis.client() as client:

@@ -5,6 +5,7 @@
 --
 -- returns 1 removed; 0 this caller was not the waiting one
 if redis.call('HGET', KEYS[1], 'waiter') == ARGV[1] then
-  return redis.call('HDEL', KEYS[1], 'waiter', 'waiterUntilMs') > 0 and 1 or 0
+  redis.call('HDEL', KEYS[1], 'waiter', 'waiterUntilMs')
+  return 1
 end
 return 0
