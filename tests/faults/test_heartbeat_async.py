@@ -493,7 +493,8 @@ def test_asyncio_the_heartbeat_does_not_keep_the_context_of_a_caller(
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             await backend.is_locked("k")  # its own connection keeps the context that opened it
             first = await asyncio.create_task(handle(backend))
-            async with aio.lock(backend, "b", ttl_ms=TTL_MS, auto_extend=True) as held:
+            # So long that it outlives some garbage collections on a busy machine.
+            async with aio.lock(backend, "b", ttl_ms=12_000, auto_extend=True) as held:
                 await wait_until_extended_async(held)
                 # asyncio keeps cancelled timers, such as time-outs of calls, until they are due.
                 await wait_until_async(lambda: gc.collect() >= 0 and first() is None)

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import redis
 from clients import backend_on
-from wait_until import TTL_MS, is_between_two_beats, wait_until
+from wait_until import TTL_MS, is_between_two_beats, wait_until, wait_until_extended
 
 from syncguard import (
     LockLost,
@@ -33,7 +33,7 @@ def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
     client = redis.Redis(port=frail_redis.port)
     frail = RedisBackend(client)
     told: list[float] = []
-    with lock(backend, "healthy", ttl_ms=TTL_MS, auto_extend=True) as healthy:
+    with lock(backend, "healthy", ttl_ms=9_000, auto_extend=True) as healthy:
         with pytest.raises(LockLost):
             with lock(
                 frail,
@@ -46,6 +46,7 @@ def test_a_paused_redis_loses_the_lock_within_its_ttl_on_the_holders_clock(
                 frail_redis.pause()
                 paused_at = holder_clock_ms()
                 wait_until(lambda: held.lost and bool(told))
+                wait_until_extended(healthy)
                 frail_redis.resume()
                 with pytest.raises(LockLost):
                     held.ensure_held()

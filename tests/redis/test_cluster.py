@@ -163,7 +163,7 @@ def test_asyncio_waiters_of_many_buckets_use_at_most_eight_connections(
                 while observer.info("clients")["blocked_clients"] < 8:
                     await asyncio.sleep(0.005)
                 for _ in range(100):
-                    assert observer.info("clients")["blocked_clients"] == 8
+                    assert observer.info("clients")["blocked_clients"] <= 8
                     await asyncio.sleep(0)
                 for holder in holders:
                     assert holder.ok
