@@ -22,7 +22,7 @@ from wait_until import wait_until
 
 from syncguard import Held, LockLost, aio, lock
 from syncguard.clock import holder_clock_ms
-from syncguard.redis import AsyncRedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.redis.scripts import RELEASE
 from syncguard.testing import RedisServer
 
@@ -103,6 +103,28 @@ def test_a_release_that_gets_no_answer_before_the_ttl_ends_is_no_loss(
             stack.enter_context(short_time_out(backend))
         assert errors == ["NetworkTimeout"]
         assert not held.lost
+
+
+@pytest.mark.parametrize("max_connections", [None, 8], ids=["large pool", "small pool"])
+def test_a_release_that_goes_on_after_close_leaves_no_connection(
+    relay: SlowRelease, observer: redis.Redis, max_connections: int | None
+) -> None:
+    go_on = threading.Event()
+    relay.expire = go_on.wait
+    errors: list[str] = []
+    backend = RedisBackend.from_url(
+        f"redis://127.0.0.1:{relay.port}?client_name=closed",
+        dispose_timeout_ms=100,
+        max_connections=max_connections,
+        on_release_error=lambda error, _context: errors.append(error.code),
+    )
+    with backend, backend.acquire("k", ttl_ms=TTL_MS):
+        pass
+    assert errors == ["NetworkTimeout"]
+    assert observer.exists("syncguard:k")
+    go_on.set()
+    wait_until(lambda: not observer.exists("syncguard:k"))
+    wait_until(lambda: "closed" not in [each["name"] for each in observer.client_list()])
 
 
 def test_asyncio_a_lock_that_expires_during_its_release_was_not_lost(

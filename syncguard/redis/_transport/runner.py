@@ -86,6 +86,7 @@ class ConnectionRunner:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._keeps_one = pool.max_connections >= LARGE_POOL
+        self._is_closed = False
         # Shared by all backends on this pool.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
         self._spin = shared(pool, "reply_spin", ReplySpin)
@@ -123,14 +124,14 @@ class ConnectionRunner:
                 if connection is not None:
                     if own_class is not None:
                         connection.__class__ = own_class  # in case unbind did not run
-                    if not clean or not pooled:
+                    if not clean or not pooled or self._is_closed:
                         # Possibly interrupted between sending and reading: the next call must not
                         # read the reply to this one. If disconnect is interrupted too, the
                         # connection is not used again.
                         connection.disconnect()
                     if not pooled:
                         pass
-                    elif self._keeps_one and not self._spare:
+                    elif self._keeps_one and not self._spare and not self._is_closed:
                         self._spare.append((connection, used_at))
                     else:
                         try:
@@ -146,6 +147,9 @@ class ConnectionRunner:
         return call.if_resent(reply, result) if resent and call.if_resent else result
 
     def close(self) -> None:
+        # A call that still runs, such as a release in the background, may have to connect again.
+        # Nobody would close its connection.
+        self._is_closed = True
         while self._spare:
             self._pool.release(self._spare.pop()[0])
 
