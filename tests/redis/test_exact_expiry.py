@@ -88,3 +88,14 @@ def test_an_entry_stays_if_another_client_has_extended_its_lock_beyond_now(
     else:
         backend.live_locks()
     assert client.zscore(LIVE, "syncguard:foreign") == (at_ms + 1 if is_listed else None)
+
+
+def test_the_list_of_live_locks_has_the_expiry_of_an_extended_and_of_an_adopted_lock(
+    backend, client, now
+):
+    to_extend, to_adopt = backend.acquire("extend", TTL_MS), backend.acquire("adopt", TTL_MS)
+    at_ms = now(1_234)
+    backend.extend(to_extend.lock_id, TTL_MS)
+    backend.adopt(to_adopt.lock_id, TTL_MS)
+    listed = dict(client.zrange(LIVE, 0, -1, withscores=True))
+    assert listed == dict.fromkeys(["syncguard:extend", "syncguard:adopt"], at_ms + TTL_MS)
