@@ -18,7 +18,10 @@ class Script(NamedTuple):
 
     @classmethod
     def load(cls, name: str) -> Script:
-        text = (_FOLDER / f"{name}.lua").read_text("utf-8")
+        return cls.of(name, (_FOLDER / f"{name}.lua").read_text("utf-8"))
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Script:
         # Not for security: Redis identifies scripts by their SHA-1.
         return cls(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

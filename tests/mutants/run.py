@@ -3,16 +3,18 @@
     python tests/mutants/run.py                  all targets
     python tests/mutants/run.py acquire held     targets by name
 
-Each mutant lives in a copy of the packages in a temporary folder, ahead of the installed ones on
-the path. A survivor is a hole in the tests, or changes nothing that anybody can see; the latter are
+Each mutant is put into a forked child of a pytest that has collected the tests (``forked_tests``).
+A mutant that survives there, or that cannot be put into a running process, gets a new process: it
+lives in a copy of the packages in a temporary folder, ahead of the installed ones on the path. So
+it also reaches the processes that tests start.
+
+A survivor is a hole in the tests, or changes nothing that anybody can see; the latter are
 listed in ``explained.txt`` with the reason. Ends with 1 if another one survives.
 """
 
 from __future__ import annotations
 
 import argparse
-import compileall
-import functools
 import os
 import shutil
 import subprocess
@@ -20,9 +22,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
+from forked_tests import AS_IT_IS, NOTICED, SURVIVED
 from mutations import Mutant, mutants_of
 from targets import TARGETS, Target
 
@@ -46,23 +49,47 @@ def identity(mutant: Mutant, text: str) -> str:
     return f"{line} :: {before} -> {after}"
 
 
-def is_killed(target: Target, mutant: Mutant | None) -> bool:
-    """Whether the tests of the target fail with this mutant. None: the code as it is."""
+# The script, not "python -m pytest": that puts the checkout ahead of a mutant in another folder.
+PYTEST = (
+    str(Path(sys.executable).with_name("pytest")),
+    *("-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not rounds"),
+    f"--timeout={TIMEOUT_S // 3}",
+)
+
+
+def verdicts_of_children(target: Target, processes: int) -> dict[int, str]:
+    """What the forked children of one pytest say of each mutant, by its number."""
+    with tempfile.NamedTemporaryFile("r", prefix="syncguard-mutants-") as results:
+        environment = {
+            **os.environ,
+            "SYNCGUARD_MUTANTS": f"{target.name}|{processes}|{results.name}",
+        }
+        subprocess.run(
+            [*PYTEST, "-p", "forked_tests", *target.tests],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        rows = [line.rstrip("\n").split(" ", 1) for line in results]
+    verdicts = {int(number): verdict for number, verdict in rows}
+    if verdicts.pop(AS_IT_IS, None) != SURVIVED:
+        raise SystemExit(f"the tests of {target.path} fail without a mutant")
+    return verdicts
+
+
+def is_noticed_when_imported(target: Target, mutant: Mutant) -> bool:
+    """Whether the tests fail in a new process, and in those that it starts, with this mutant."""
     with tempfile.TemporaryDirectory(prefix="syncguard-mutant-") as folder:
         for package in PACKAGES:
-            shutil.copytree(ROOT / package, Path(folder) / package)
-        if mutant is not None:
-            file = Path(folder) / target.path
-            file.write_text(mutant.apply(file.read_text()))
-            for compiled in file.parent.glob(f"__pycache__/{file.stem}.*"):
-                compiled.unlink()
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / package, Path(folder) / package, ignore=ignored)
+        file = Path(folder) / target.path
+        file.write_text(mutant.apply(file.read_text()))
         environment = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
-        # The script, not "python -m pytest": that puts the checkout ahead of the mutant.
-        command = [Path(sys.executable).with_name("pytest"), "-x", "-q", "-p", "no:cacheprovider"]
-        command += ["-m", "not rounds", "-p", "no:randomly", f"--timeout={TIMEOUT_S // 3}"]
         try:
             done = subprocess.run(
-                [*command, *target.tests],
+                [*PYTEST, *target.tests],
                 cwd=ROOT,
                 env=environment,
                 capture_output=True,
@@ -76,6 +103,19 @@ def is_killed(target: Target, mutant: Mutant | None) -> bool:
         return done.returncode != 0
 
 
+def verdicts_of(
+    target: Target, mutants: list[Mutant], threads: Executor, processes: int
+) -> list[bool]:
+    """Whether each mutant is noticed."""
+    verdicts = verdicts_of_children(target, processes)
+    left = [n for n in range(len(mutants)) if verdicts.get(n) != NOTICED]
+    if left and not is_noticed_when_imported(target, Mutant(1, 0, 0, "", "this is no program\n")):
+        raise SystemExit(f"the tests of {target.path} do not run the mutants")
+    again = threads.map(lambda n: is_noticed_when_imported(target, mutants[n]), left)
+    noticed = dict(zip(left, again, strict=True))
+    return [noticed.get(n, True) for n in range(len(mutants))]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", help="names of targets; all if none is given")
@@ -84,23 +124,17 @@ def main() -> int:
     targets = [each for each in TARGETS if not options.names or each.name in options.names]
     known, survivors = explained(), 0
     began = time.monotonic()
-    for package in PACKAGES:  # once, and not for each mutant
-        compileall.compile_dir(ROOT / package, quiet=1)
     print("| file | mutants | noticed | explained | survived |\n|---|---|---|---|---|", flush=True)
     with ThreadPoolExecutor(options.processes) as threads:
         for target in targets:
             text = (ROOT / target.path).read_text()
-            if is_killed(target, None):
-                raise SystemExit(f"the tests of {target.path} fail without a mutant")
-            if not is_killed(target, Mutant(1, 0, 0, "", "this is no program")):
-                raise SystemExit(f"the tests of {target.path} do not run the mutants")
             mutants = mutants_of(text, Path(target.path).suffix, target.functions)
-            verdicts = threads.map(functools.partial(is_killed, target), mutants)
             counts: Counter[str] = Counter()
-            for mutant, killed in zip(mutants, verdicts, strict=True):
+            verdicts = verdicts_of(target, mutants, threads, options.processes)
+            for mutant, is_noticed in zip(mutants, verdicts, strict=True):
                 name = identity(mutant, text)
                 is_explained = (target.path, name) in known
-                verdict = "noticed" if killed else "explained" if is_explained else "survived"
+                verdict = "noticed" if is_noticed else "explained" if is_explained else "survived"
                 counts[verdict] += 1
                 if verdict == "survived":
                     print(f"{target.path} | {name} |", file=sys.stderr, flush=True)

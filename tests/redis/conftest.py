@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 
@@ -84,8 +83,7 @@ def now(monkeypatch):
         reply = f"{{'{seconds}', '{ms * 1_000}'}}"
         for name, script in loaded:
             text = script.text.replace("redis.call('TIME')", reply).replace("call('TIME')", reply)
-            sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            monkeypatch.setattr(scripts, name, script._replace(text=text, sha=sha))
+            monkeypatch.setattr(scripts, name, scripts.Script.of(script.name, text))
         return moment_ms + after_ms
 
     set_time(0)
