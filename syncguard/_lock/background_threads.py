@@ -61,6 +61,7 @@ class BackgroundThreads:
         try:
             while True:
                 try:
+                    # CPython 3.10 may wait longer, for the next job, if another thread got one.
                     job = self._jobs.get(timeout=_IDLE_S)
                 except queue.Empty:
                     if self._is_spare():

@@ -109,6 +109,8 @@ def test_a_release_that_gets_no_answer_before_the_ttl_ends_is_no_loss(
 def test_a_release_that_goes_on_after_close_leaves_no_connection(
     relay: SlowRelease, observer: redis.Redis, max_connections: int | None
 ) -> None:
+    with backend_on(relay.port) as other:
+        warm_up(other)  # Redis has the script: the first request frees the lock
     go_on = threading.Event()
     relay.expire = go_on.wait
     errors: list[str] = []
