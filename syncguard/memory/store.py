@@ -26,9 +26,13 @@ Clock = Callable[[], int]
 WakeUp = Callable[[], object]
 
 
-def wall_clock_ms() -> int:
-    """The clock of this machine."""
-    return time.time_ns() // 1_000_000
+_EPOCH_MS: Final = time.time() * 1000 - holder_clock_ms()
+"""The holder's clock shows 0 at this time."""
+
+
+def steady_clock_ms() -> int:
+    """The holders' own clock. A clock that is set would end locks that holders believe in."""
+    return int(_EPOCH_MS + holder_clock_ms())
 
 
 class MemoryStore:
@@ -37,7 +41,7 @@ class MemoryStore:
     def __init__(self, clock: Clock | None = None) -> None:
         if clock is not None and not callable(clock):
             raise invalid_argument("clock must be a function that returns milliseconds")
-        self._clock: Final = clock or wall_clock_ms
+        self._clock: Final = clock or steady_clock_ms
         self._rows: dict[str, LockRow] = {}
         self._keys_by_id: dict[str, str] = {}
         self._fences: dict[str, int] = {}

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,6 +43,17 @@ def test_a_lock_is_gone_at_the_end_of_its_ttl_to_the_millisecond(backend, clock)
     assert not backend.extend(held.lock_id)
     assert not backend.release(held.lock_id)
     assert backend.acquire("k")
+
+
+def test_setting_the_clock_of_the_machine_ends_no_lock(monkeypatch):
+    backend = MemoryBackend()
+    held = backend.acquire("k", ttl_ms=60_000)
+    assert abs(held.expires_at_ms - time.time() * 1000 - 60_000) < 60_000
+    ahead_s = time.time() + 3_600
+    monkeypatch.setattr(time, "time", lambda: ahead_s)
+    monkeypatch.setattr(time, "time_ns", lambda: int(ahead_s * 1e9))
+    assert backend.is_locked("k")
+    assert backend.extend(held.lock_id)
 
 
 def test_an_extended_lock_lasts_from_the_moved_clock(backend, clock):
