@@ -18,7 +18,7 @@ from wait_until import wait_until
 
 from syncguard import Acquired, Acquisition, LockError, NetworkTimeout, lock
 from syncguard.backend import Refusal
-from syncguard.redis import RedisBackend
+from syncguard.redis import RedisBackend, script_calls
 from syncguard.redis._transport.connections import LARGE_POOL, runner_pool
 from syncguard.redis.local_waiters import WakeList
 from syncguard.redis.names import Names
@@ -266,13 +266,16 @@ def test_a_wake_up_is_passed_on_if_the_lock_is_free_and_somebody_waits(
 
 
 def test_a_bell_that_nobody_has_heard_is_not_rung_again(
-    backend: RedisBackend, observer: redis.Redis
+    backend: RedisBackend, observer: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(script_calls, "_WAKE_TTL", "60000")  # longer than this test takes
+
     def rings() -> bool:
         return backend._runner.run(backend._calls.ring("bell"))
 
     assert [rings(), rings()] == [True, False]
     assert observer.llen("bell") == 1
+    assert 0 < observer.pttl("bell") <= 60_000, "without a listener it expires"
     assert observer.lpop("bell")
     assert rings()
 
