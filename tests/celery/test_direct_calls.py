@@ -113,7 +113,7 @@ class TestAcquiredAtOnceOrAfterWaiting:
         assert not survived
 
     def test_max_hold_ms_ends_the_lock(self, app, call):
-        @locked_task(app=app, name="hang", key="k", ttl_ms=300, max_hold_ms=400)
+        @locked_task(app=app, name="hang", key="k", ttl_ms=1_000, max_hold_ms=1_500)
         def hang():
             threading.Event().wait(10)
             survived.append("to the end")
@@ -126,7 +126,7 @@ class TestAcquiredAtOnceOrAfterWaiting:
     def test_without_auto_extend_the_lock_expires_after_its_ttl(
         self, app, syncguard_backend, eventually, call
     ):
-        @locked_task(app=app, name="brief", key="k", ttl_ms=300, auto_extend=False)
+        @locked_task(app=app, name="brief", key="k", ttl_ms=1_000, auto_extend=False)
         def brief():
             eventually(lambda: not syncguard_backend.is_locked("k"), 10)
 

@@ -74,7 +74,7 @@ def test_an_error_does_not_send_lock_contended(configure, received, syncguard_re
 
 def test_a_lost_lock_is_signalled_once(configure, received, syncguard_redis):
     configure(TELEMETRY=True)
-    with pytest.raises(LockLost), lock("invoice:42", ttl_ms=300, auto_extend=True):
+    with pytest.raises(LockLost), lock("invoice:42", ttl_ms=1_000, auto_extend=True):
         with syncguard_redis.client() as client:
             client.flushall()
         wait_for(lambda: "lost" in names(received))
@@ -100,7 +100,7 @@ def test_a_callback_without_arguments_is_called_too(configure, syncguard_redis):
     reported = []
     with (
         pytest.raises(LockLost),
-        lock("invoice:42", ttl_ms=300, on_lost=lambda: reported.append(1)),
+        lock("invoice:42", ttl_ms=1_000, on_lost=lambda: reported.append(1)),
     ):
         syncguard_redis.kill()
         wait_for(lambda: reported)
@@ -181,7 +181,7 @@ def test_a_lost_asyncio_lock_is_signalled(configure, syncguard_redis, with_callb
     async def run():
         options = {"on_lost": on_lost} if with_callback else {}
         with pytest.raises(LockLost):
-            async with alock("invoice:42", ttl_ms=300, auto_extend=True, **options):
+            async with alock("invoice:42", ttl_ms=1_000, auto_extend=True, **options):
                 syncguard_redis.kill()
                 while "signal" not in reported:
                     await asyncio.sleep(0.01)

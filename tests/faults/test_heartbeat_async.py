@@ -248,7 +248,7 @@ def test_asyncio_without_auto_extend_on_lost_is_called_when_the_ttl_ends(
         told: list[Held] = []
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             with pytest.raises(LockLost):
-                async with aio.lock(backend, "k", ttl_ms=200, on_lost=told.append) as held:
+                async with aio.lock(backend, "k", ttl_ms=1_000, on_lost=told.append) as held:
                     await wait_until_async(lambda: bool(told))
         assert told == [held]
 

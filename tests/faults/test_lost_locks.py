@@ -197,7 +197,7 @@ def test_a_failing_on_lost_is_logged_and_heartbeats_continue(
         raise ZeroDivisionError
 
     with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=300, auto_extend=True, on_lost=fail) as held:
+        with lock(backend, "k", ttl_ms=1_000, auto_extend=True, on_lost=fail) as held:
             backend.release(held.lock_id)
             wait_until(lambda: "on_lost" in caplog.text)
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
@@ -227,7 +227,7 @@ def test_without_auto_extend_on_lost_is_called_when_the_ttl_ends(
 ) -> None:
     told: list[Held] = []
     with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=200, on_lost=told.append) as held:
+        with lock(backend, "k", ttl_ms=1_000, on_lost=told.append) as held:
             wait_until(lambda: bool(told))
     assert told == [held]
 
@@ -236,7 +236,7 @@ def test_without_a_heartbeat_a_block_that_outlives_its_ttl_raises_lock_lost(
     backend: RedisBackend,
 ) -> None:
     with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=50):
+        with lock(backend, "k", ttl_ms=1_000):
             wait_until(lambda: not backend.is_locked("k"))
 
 

@@ -252,7 +252,7 @@ def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
     backend: RedisBackend,
 ) -> None:
     with pytest.raises(LockLost):
-        with lock(backend, "k", ttl_ms=500) as held:
+        with lock(backend, "k", ttl_ms=1_000) as held:
             held.keep()
             while backend.is_locked("k") or not held.past_deadline:
                 time.sleep(0.001)

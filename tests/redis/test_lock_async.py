@@ -181,7 +181,7 @@ def test_a_kept_lock_whose_ttl_has_ended_is_reported_without_a_request(
 ) -> None:
     async def body(backend: AsyncRedisBackend) -> None:
         with pytest.raises(LockLost):
-            async with aio.lock(backend, "k", ttl_ms=500) as held:
+            async with aio.lock(backend, "k", ttl_ms=1_000) as held:
                 held.keep()
                 while await backend.is_locked("k") or not held.past_deadline:
                     await asyncio.sleep(0.001)

@@ -111,7 +111,7 @@ def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, hold
 
 
 def test_a_waiter_acquires_the_lock_when_it_expires(holder, take):
-    holder.acquire("k", 400)
+    holder.acquire("k", 1_000)
     assert take("k", acquisition=PATIENT) == "000000000000002"
 
 
