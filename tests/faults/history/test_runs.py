@@ -22,18 +22,17 @@ from history.table import HEADER, table
 
 SECONDS = (1.5, 6.0, 24.0)
 """How long a run takes. A longer one follows only if the machine was too busy for the first."""
-QUICK = [
-    faults.NoFault,
+ON_EVERY_PYTHON = [faults.NoFault, faults.WorkersStopped, faults.WorkersForked]
+ON_ONE_PYTHON = [
     faults.RedisStopped,
     faults.RedisKilled,
     faults.ClientsKilled,
     faults.RepliesLost,
-    faults.WorkersStopped,
     faults.WorkersKilled,
-    faults.WorkersForked,
     faults_of_sql.SQLiteFileLocked,
     faults_of_sql.Memory,
 ]
+QUICK = [*ON_EVERY_PYTHON, *(pytest.param(it, marks=pytest.mark.slow) for it in ON_ONE_PYTHON)]
 
 
 def short_plan(fault: type[Fault], seconds: float = SECONDS[0]) -> Plan:
