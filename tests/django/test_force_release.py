@@ -8,12 +8,13 @@ import threading
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 from django.test import Client, override_settings
 from testsite.visits import RELEASE, holder_of, message_after
 
 from syncguard.redis import RedisBackend
 from syncguard_django import force_release, live_locks, locks
+from syncguard_django.signals import lock_released
 
 ROUNDS = int(os.environ.get("SYNCGUARD_TEST_ROUNDS", "20"))
 
@@ -63,6 +64,37 @@ def test_a_failed_commit_of_the_audit_releases_nothing(backend):
         force_release.release(holder, force_release.Actor("nobody", 4711))
     assert backend.is_locked("a")
     assert not LogEntry.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("root")
+def test_inside_of_a_transaction_nothing_is_released(backend):
+    """The audit could not be committed before the release."""
+    backend.acquire("a", ttl_ms=60_000)
+    holder = live_locks.lookup("default", key="a")
+    actor = force_release.Actor("root", User.objects.get().pk)
+    with pytest.raises(RuntimeError, match="durable"), transaction.atomic():
+        force_release.release(holder, actor)
+    assert backend.is_locked("a")
+
+
+@pytest.mark.parametrize("telemetry", [False, True])
+def test_a_release_is_signalled_once_if_telemetry_is_on(configure, telemetry):
+    configure(TELEMETRY=telemetry)
+    locks["default"].acquire("a", ttl_ms=60_000)
+    holder = live_locks.lookup("default", key="a")
+    told, actor = [], force_release.Actor("operator", None)
+
+    def receive(event, **_more):
+        told.append(event.key_hash)
+
+    lock_released.connect(receive)
+    try:
+        assert force_release.release(holder, actor) is True
+        assert force_release.release(holder, actor) is False
+    finally:
+        lock_released.disconnect(receive)
+    assert told == [holder.lock.info.key_hash] * telemetry
 
 
 def test_a_page_from_before_the_secret_key_changed_still_releases(backend, root):

@@ -98,8 +98,6 @@ def is_noticed_when_imported(target: Target, mutant: Mutant) -> bool:
             )
         except subprocess.TimeoutExpired:
             return True
-        if done.returncode not in (0, 1, 2):
-            raise SystemExit(done.stdout.decode() + done.stderr.decode())
         return done.returncode != 0
 
 

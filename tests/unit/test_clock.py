@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import syncguard
-from syncguard import TIME_TOLERANCE_MS, is_live, redis_server_time_ms
+from syncguard import TIME_TOLERANCE_MS, InvalidArgument, is_live, redis_server_time_ms
 from syncguard.clock import holder_clock_ms, monotonic_ms
 from syncguard.constants import CLEANUP_GUARD_MS
 
@@ -21,6 +21,20 @@ PACKAGE = Path(syncguard.__file__).parent
 )
 def test_a_lock_is_live_until_its_expiry_plus_the_tolerance(expires_at_ms, live):
     assert is_live(expires_at_ms, 10_000, 1_000) is live
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: is_live(None, 10_000),
+        lambda: is_live(9_001, "now"),
+        lambda: redis_server_time_ms(("now", "then")),
+        lambda: redis_server_time_ms(12),
+    ],
+)
+def test_a_time_that_is_none_is_an_invalid_argument(call):
+    with pytest.raises(InvalidArgument):
+        call()
 
 
 def test_the_default_tolerance_is_the_constant():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from syncguard import LockError
+from syncguard import LockError, NetworkTimeout
+from syncguard._backend import deadline
 from syncguard._lock.sleeping_waiter import attempt, attempt_async, open_async_waiter, open_waiter
 from syncguard.backend import CONTENDED, Deadline, Refusal
 
@@ -51,6 +53,13 @@ class PlainWaiter:
 class BoundedWaiter(PlainWaiter):
     def attempt_until(self, *arguments):
         return arguments
+
+
+def test_at_the_deadline_itself_no_time_is_left(monkeypatch):
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    assert Deadline(5_500).left_s() == 0.5
+    with pytest.raises(NetworkTimeout):
+        Deadline(5_000).left_s()
 
 
 def test_the_time_that_is_left_shrinks_to_nothing():
