@@ -22,12 +22,18 @@ def now_ms(client):
     return seconds * 1000 + microseconds // 1000
 
 
-def store_record(client, key="k", lock_id=MINE, *, expired_for_ms=-60_000, indexed=True):
+COMPACT, SPACED = (",", ":"), (", ", ": ")
+"""How records are written: by us, and perhaps by others."""
+
+
+def store_record(
+    client, key="k", lock_id=MINE, *, expired_for_ms=-60_000, indexed=True, written=COMPACT
+):
     """Store a lock without a TTL whose record expired so long ago. Returns its expiry."""
     expires = now_ms(client) - expired_for_ms
     record = {"lockId": lock_id, "expiresAtMs": expires, "acquiredAtMs": expires - 1_000}
     record |= {"key": key, "fence": "000000000000001"}
-    client.set(f"syncguard:{key}", json.dumps(record))
+    client.set(f"syncguard:{key}", json.dumps(record, separators=written))
     client.set(f"syncguard:fence:syncguard:{key}", 1)
     client.zadd("syncguard:id::live", {f"syncguard:{key}": expires})
     if indexed:
@@ -45,6 +51,7 @@ LONG_GONE_MS = TIME_TOLERANCE_MS + 60_000
 # -- ownership ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("written", [COMPACT, SPACED], ids=["compact", "with spaces"])
 @pytest.mark.parametrize(
     "mutate",
     [
@@ -54,12 +61,32 @@ LONG_GONE_MS = TIME_TOLERANCE_MS + 60_000
     ],
     ids=["release", "extend", "adopt"],
 )
-def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutate):
-    store_record(client, lock_id=THEIRS)
+def test_an_index_of_another_holders_lock_changes_nothing(client, backend, mutate, written):
+    store_record(client, lock_id=THEIRS, written=written)
     client.set(f"syncguard:id:{MINE}", "syncguard:k")
     before = snapshot(client)
     assert mutate(backend) is False
     assert snapshot(client) == before
+
+
+def test_an_extension_changes_only_the_expiry_of_the_record(client, backend):
+    held = backend.acquire("k", 60_000)
+    before = client.get("syncguard:k")
+    expires = backend.extend(held.lock_id, 90_000).expires_at_ms
+    assert client.get("syncguard:k") == before.replace(str(held.expires_at_ms), str(expires))
+
+
+@pytest.mark.parametrize("written", [COMPACT, SPACED], ids=["compact", "with spaces"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_extension_leaves_another_expiry_inside_of_the_record(
+    client, backend, is_first, written
+):
+    held = backend.acquire("k", 60_000)
+    record, more = json.loads(client.get("syncguard:k")), {"more": {"expiresAtMs": 5}}
+    record = {**more, **record} if is_first else {**record, **more}
+    client.set("syncguard:k", json.dumps(record, separators=written))
+    expires = backend.extend(held.lock_id, 90_000).expires_at_ms
+    assert json.loads(client.get("syncguard:k")) == record | {"expiresAtMs": expires}
 
 
 def test_an_undo_by_an_index_of_another_holders_lock_changes_only_the_index(client):

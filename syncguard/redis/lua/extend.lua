@@ -20,8 +20,7 @@ local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 -- inside of a JSON string, a backslash comes before each quote.
 local function extended(held, lockId, expiry)
   local start, digits, after = string.match(held, '[,{]"expiresAtMs":()(%d+)()[,}]')
-  local idAt = string.find(held, '"lockId":"' .. lockId .. '"', 1, true)
-  if start and idAt and string.find(held, '^[,{]', idAt - 1)
+  if start and string.find(held, '"lockId":"' .. lockId .. '"', 1, true)
     and not string.find(held, '"expiresAtMs":', after, true) then
     return string.sub(held, 1, start - 1) .. expiry .. string.sub(held, after), tonumber(digits)
   end
