@@ -7,13 +7,14 @@ import uuid
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef
 from django.db.models.signals import post_save
 from testsite.models import Booking, Branch, Document, Entry, Letter, Parcel, Reminder, Tag
 
 from syncguard import LockError, format_fence
 from syncguard_django.fencing import NO_FENCE, FencedQuerySet, StaleFence, fenced_save
+from syncguard_django.fencing.row_claims import claim
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
 
@@ -31,6 +32,27 @@ def written(entries):
 
 
 UNCHANGED = {"low": (0, ONE), "mine": (0, TWO), "high": (0, THREE)}
+
+
+# Claims
+
+
+def test_a_claim_of_rows_that_may_all_be_written_is_one_statement(
+    entries, database, django_assert_num_queries
+):
+    keys = [row.pk for row in entries.exclude(text="high")]
+    with transaction.atomic(using=database):
+        with django_assert_num_queries(1, connection=connections[database]):
+            assert claim(Entry, keys, TWO, database) == 2
+    assert written(entries) == UNCHANGED | {"low": (0, TWO)}
+
+
+def test_a_refused_claim_names_the_fence_of_the_later_holder(entries, database):
+    keys = [row.pk for row in entries]
+    with pytest.raises(StaleFence) as raised, transaction.atomic(using=database):
+        claim(Entry, keys, TWO, database)
+    assert raised.value.seen == THREE
+    assert written(entries) == UNCHANGED
 
 
 # Models

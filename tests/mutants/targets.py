@@ -102,7 +102,11 @@ TARGETS = (
     ),
     Target(
         "syncguard_django/fencing/row_claims.py",
-        ("tests/django/test_fenced_writes.py", "tests/django/test_fence_races.py"),
+        (
+            "tests/django/test_fenced_writes.py",
+            "tests/django/test_fence_regression.py",
+            "tests/django/test_fence_races.py",
+        ),
     ),
     Target(
         "syncguard_django/fencing/fenced_queries.py",
