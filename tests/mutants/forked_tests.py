@@ -26,7 +26,7 @@ NOTICED, SURVIVED, NOT_RUN = "noticed", "survived", "not run"
 AS_IT_IS = -1
 """The number of the run without a mistake, whose tests must pass."""
 
-_TIMEOUT_S = 300
+TIMEOUT_S = 300
 """A mutant that hangs is noticed."""
 _NOT_REPLACEABLE = 77
 
@@ -48,7 +48,7 @@ def pytest_runtestloop() -> object:
             if child == 0:
                 _become(file, text, after)
                 return None  # this child goes on as pytest, and ends with its exit code
-            children[child] = number, time.monotonic() + _TIMEOUT_S
+            children[child] = number, time.monotonic() + TIMEOUT_S
         while children:
             _report_one(children, output)
     return True

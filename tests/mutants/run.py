@@ -25,14 +25,11 @@ from collections import Counter
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-from forked_tests import AS_IT_IS, NOTICED, SURVIVED
+from forked_tests import AS_IT_IS, NOTICED, ROOT, SURVIVED, TIMEOUT_S
 from mutations import Mutant, mutants_of
 from targets import TARGETS, Target
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("syncguard", "syncguard_celery", "syncguard_django")
-TIMEOUT_S = 300
-"""A mutant that hangs is noticed."""
 
 
 def explained() -> set[tuple[str, str]]:
