@@ -39,10 +39,12 @@ def key_in_owner(row: models.Model) -> Any:
     owner = owner_of(type(row))
     key = row._get_pk_val(owner._meta)
     for step in reversed(row._meta.get_path_to_parent(owner)):
-        # Child(pk=7) sets the link to the parent, and not the parent's own key.
-        if key is not None or not step.join_field.primary_key:
+        if key is not None:
             break
+        # Child(pk=7) sets the link to the parent, and not the parent's own key.
         key = getattr(row, step.join_field.attname)
+        if not step.join_field.primary_key:
+            break  # the links of grandchildren name the child's own key, which is another
     if isinstance(key, tuple) and None in key:
         return None
     return key

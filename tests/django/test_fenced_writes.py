@@ -10,7 +10,18 @@ from asgiref.sync import async_to_sync
 from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef
 from django.db.models.signals import post_save
-from testsite.models import Booking, Branch, Document, Entry, Letter, Parcel, Reminder, Tag
+from testsite.models import (
+    Amendment,
+    Booking,
+    Branch,
+    Contract,
+    Document,
+    Entry,
+    Letter,
+    Parcel,
+    Reminder,
+    Tag,
+)
 
 from syncguard import LockError, format_fence
 from syncguard_django.fencing import NO_FENCE, FencedQuerySet, StaleFence, fenced_save
@@ -177,6 +188,24 @@ def test_a_child_can_be_added_to_an_existing_parent_with_the_fence(database):
     Document(pk=8).save_fenced(TWO, using=database)
     Letter.objects.using(database).fenced(TWO).create(pk=8, title="child")
     assert Document.objects.using(database).get(pk=8).title == "child"
+
+
+def test_a_child_with_a_key_of_its_own_is_added_to_its_parent_with_the_fence(database):
+    Document(pk=7, title="parent").save_fenced(TWO, using=database)
+    contracts = Contract.objects.using(database)
+    with pytest.raises(StaleFence):
+        contracts.fenced(ONE).create(document_id=7, title="late")
+    contract = contracts.fenced(THREE).create(document_id=7, title="child", price=3)
+    parent = Document.objects.using(database).get()
+    assert (contract.document_id, parent.title, parent.fence) == (7, "child", THREE)
+
+
+def test_the_key_of_a_child_is_not_taken_for_the_key_of_its_parent(database):
+    Document(pk=7, title="other").save_fenced(THREE, using=database)
+    # The key 7 is the key of a Contract. Django gives its Document a key of its own.
+    Amendment(contract_ptr_id=7, title="first").save_fenced(ONE, using=database)
+    titles = Document.objects.using(database).values_list("title", "fence")
+    assert set(titles) == {("other", THREE), ("first", ONE)}
 
 
 def test_a_parent_that_another_holder_inserts_meanwhile_is_not_overwritten(database, monkeypatch):

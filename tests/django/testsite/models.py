@@ -49,6 +49,18 @@ class Reminder(Letter):
     level = models.IntegerField(default=0)
 
 
+class Contract(Document):
+    """A child whose primary key is not its link to the parent."""
+
+    number = models.BigAutoField(primary_key=True)
+    document = models.OneToOneField(Document, models.CASCADE, parent_link=True)
+    price = models.IntegerField(default=0)
+
+
+class Amendment(Contract):
+    reason = models.CharField(max_length=40, default="")
+
+
 class Parcel(FencedModel):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     weight = models.IntegerField(default=0)
