@@ -30,7 +30,7 @@ from syncguard.backend import undo
 from syncguard.clock import redis_server_time_ms
 from syncguard.redis import AsyncRedisBackend, RedisBackend, spent_ids
 from syncguard.redis._transport.connections import take
-from syncguard.redis.script_calls import Calls
+from syncguard.redis.script_calls import WAKE_TTL_MS, Calls
 from syncguard.redis.undo_thread import Undo, UndoThread, undo_thread
 from syncguard.testing import RedisServer
 
@@ -230,14 +230,55 @@ def test_every_other_script_sees_a_tombstone_as_a_lock_that_is_gone(run, observe
     assert observer.exists(f"syncguard:id:{lock_id}") == 1, "and none of them deletes it"
 
 
+WAKE = "syncguard:id::wake:syncguard:k"
+
+
+@pytest.fixture
+def undo_and_read(observer):
+    """Undoes; returns the wake-ups and their TTL, before any of them can expire."""
+
+    def undo_and_read(lock_id):
+        call = CALLS.undo(lock_id)
+        with observer.pipeline(transaction=True) as pipeline:
+            pipeline.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+            pipeline.lrange(WAKE, 0, -1)
+            pipeline.pttl(WAKE)
+            return pipeline.execute()[1:]
+
+    return undo_and_read
+
+
+def test_an_undo_leaves_a_wake_up_for_a_waiter(run, undo_and_read):
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    run(CALLS.acquire("k", TTL_MS, None, wait_ms=60_000))
+    wake_ups, ttl_ms = undo_and_read(acquire.lock_id)
+    assert wake_ups == ["1"]
+    assert 0 < ttl_ms <= WAKE_TTL_MS
+
+
+def test_an_undo_leaves_no_second_wake_up(run, observer, undo_and_read):
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    run(CALLS.acquire("k", TTL_MS, None, wait_ms=60_000))
+    observer.rpush(WAKE, "first")
+    assert undo_and_read(acquire.lock_id) == [["first"], -1]
+
+
+def test_an_undo_leaves_no_wake_up_if_nobody_waits(run, undo_and_read):
+    acquire = CALLS.acquire("k", TTL_MS, None)
+    run(acquire)
+    assert undo_and_read(acquire.lock_id) == [[], -2]
+
+
 def test_an_undo_wakes_a_waiter(backend_on, server, run):
     backend = backend_on(server)
     acquire = CALLS.acquire("k", TTL_MS, None)
     run(acquire)
-    patient = Acquisition(timeout_ms=60_000, retry_delay_ms=50_000, jitter="none")
+    only_woken = Acquisition(timeout_ms=60_000, retry_delay_ms=100_000, jitter="none")
     with (
         call_later(0.2, lambda: run(CALLS.undo(acquire.lock_id))),
-        lock(backend, "k", TTL_MS, acquisition=patient) as held,
+        lock(backend, "k", TTL_MS, acquisition=only_woken) as held,
     ):
         assert held.fence == "000000000000002"
 
