@@ -80,6 +80,8 @@ def test_3000_locks_are_found_one_by_one_in_a_step_for_each_thousand(backend, sy
     after = syncguard_redis.commands_processed()
     steps = after.get("evalsha", 0) - before.get("evalsha", 0)
     assert steps <= 3 + 3, "three thousand locks, one more step, a resent script, the release"
+    reads = after["mget"] - before.get("mget", 0)
+    assert reads <= 3 * (3 + 1), "a step reads its locks in a few requests, not one by one"
     assert not backend.is_locked("k2999")
     assert backend.is_locked("k0")
 
