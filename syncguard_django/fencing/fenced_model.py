@@ -54,7 +54,7 @@ class FencedModel(models.Model):
         fence = checked_fence(fence)
         using = using or router.db_for_write(type(self), instance=self)
         with transaction.atomic(using=using):
-            if key_in_owner(self) is not None and not claim_row(self, fence, using):
+            if not claim_row(self, fence, using) and key_in_owner(self) is not None:
                 # No row. If another holder inserts one from now on, do not delete it.
                 return 0, {}
             return self.delete(using=using, keep_parents=keep_parents)

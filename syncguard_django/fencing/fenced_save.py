@@ -12,7 +12,13 @@ from contextlib import contextmanager
 from django.db import DatabaseError, IntegrityError, models, transaction
 
 from syncguard_django.fencing.fence_field import assigned_fence
-from syncguard_django.fencing.row_claims import claim, is_inherited, key_in_owner, owner_of
+from syncguard_django.fencing.row_claims import (
+    claim,
+    is_inherited,
+    key_in_owner,
+    linked_key_in_owner,
+    owner_of,
+)
 
 
 def save_row(
@@ -45,8 +51,11 @@ def create_row(row: models.Model, fence: str, using: str) -> None:
 
 def claim_row(row: models.Model, fence: str, using: str) -> bool:
     """Set the fence of the row, which locks it. False: there is no row yet."""
-    key = key_in_owner(row)
-    return key is not None and claim(owner_of(type(row)), [key], fence, using) == 1
+    owner, key = owner_of(type(row)), key_in_owner(row)
+    linked = linked_key_in_owner(row, using)
+    if linked not in (None, key):
+        claim(owner, [linked], fence, using)
+    return key is not None and claim(owner, [key], fence, using) == 1
 
 
 def _insert(row: models.Model, fence: str, using: str) -> bool:

@@ -36,9 +36,13 @@ def is_inherited(model: type[models.Model]) -> bool:
 
 def key_in_owner(row: models.Model) -> Any:
     """The primary key of the row in the table that has the fence; None if it has none yet."""
-    owner = owner_of(type(row))
-    key = row._get_pk_val(owner._meta)
-    for step in reversed(row._meta.get_path_to_parent(owner)):
+    return _key_in(owner_of(type(row)), row)
+
+
+def _key_in(parent: type[models.Model], row: models.Model) -> Any:
+    """The primary key of the row in the table of a parent, or in its own table."""
+    key = row._get_pk_val(parent._meta)
+    for step in reversed(row._meta.get_path_to_parent(parent)):
         if key is not None:
             break
         # Child(pk=7) sets the link to the parent, and not the parent's own key.
@@ -48,6 +52,21 @@ def key_in_owner(row: models.Model) -> Any:
     if isinstance(key, tuple) and None in key:
         return None
     return key
+
+
+def linked_key_in_owner(row: models.Model, using: str) -> Any:
+    """The key of the parent that the stored row of a child links to; None if there is none.
+
+    Only asked for a child whose primary key is not its link: an object that was not read from the
+    database, Child(pk=7), does not know the parent, and ``save()`` would link it to another one.
+    """
+    owner = owner_of(type(row))
+    for step in row._meta.get_path_to_parent(owner):
+        if not step.join_field.primary_key:
+            child = step.join_field.model
+            stored = child._base_manager.using(using).filter(pk=_key_in(child, row))
+            return stored.values_list(owner._meta.pk.name, flat=True).first()
+    return None
 
 
 def claim(owner: type[models.Model], keys: Iterable[Any], fence: str, using: str) -> int:

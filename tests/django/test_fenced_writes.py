@@ -200,6 +200,19 @@ def test_a_child_with_a_key_of_its_own_is_added_to_its_parent_with_the_fence(dat
     assert (contract.document_id, parent.title, parent.fence) == (7, "child", THREE)
 
 
+@pytest.mark.parametrize("model", [Contract, Amendment])
+@pytest.mark.parametrize("name", ["pk", "number"])
+def test_a_child_with_a_key_of_its_own_is_fenced_by_the_parent_that_it_has(database, model, name):
+    Document(pk=1, title="other").save_fenced(ONE, using=database)
+    model(number=1, document_id=7, title="first", price=1).save_fenced(THREE, using=database)
+    with pytest.raises(StaleFence):
+        model(**{name: 1}, title="late", price=9).save_fenced(TWO, using=database)
+    with pytest.raises(StaleFence):
+        model(**{name: 1}).delete_fenced(TWO, using=database, keep_parents=True)
+    stored = model.objects.using(database).get()
+    assert (stored.document_id, stored.title, stored.price) == (7, "first", 1)
+
+
 def test_the_key_of_a_child_is_not_taken_for_the_key_of_its_parent(database):
     Document(pk=7, title="other").save_fenced(THREE, using=database)
     # The key 7 is the key of a Contract. Django gives its Document a key of its own.
