@@ -9,7 +9,8 @@ lives in a copy of the packages in a temporary folder, ahead of the installed on
 it also reaches the processes that tests start.
 
 A survivor is a hole in the tests, or changes nothing that anybody can see; the latter are
-listed in ``explained.txt`` with the reason. Ends with 1 if another one survives.
+listed in ``explained.txt`` with the reason. Ends with 1 if another one survives. A mutant whose
+tests hang is noticed, and listed, too.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from collections import Counter
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-from forked_tests import AS_IT_IS, NOTICED, ROOT, SURVIVED, TIMEOUT_S
+from forked_tests import AS_IT_IS, HANGS, NOTICED, ROOT, SURVIVED, TIMEOUT_S
 from mutations import Mutant, mutants_of
 from targets import TARGETS, Target
 
+EXPLAINED = "explained"
 PACKAGES = ("syncguard", "syncguard_celery", "syncguard_django")
 
 
@@ -75,8 +77,8 @@ def verdicts_of_children(target: Target, processes: int) -> dict[int, str]:
     return verdicts
 
 
-def is_noticed_when_imported(target: Target, mutant: Mutant) -> bool:
-    """Whether the tests fail in a new process, and in those that it starts, with this mutant."""
+def verdict_when_imported(target: Target, mutant: Mutant) -> str:
+    """What the tests say in a new process, and in those that it starts, with this mutant."""
     with tempfile.TemporaryDirectory(prefix="syncguard-mutant-") as folder:
         for package in PACKAGES:
             ignored = shutil.ignore_patterns("__pycache__")
@@ -94,21 +96,22 @@ def is_noticed_when_imported(target: Target, mutant: Mutant) -> bool:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+            return HANGS
+        return NOTICED if done.returncode else SURVIVED
 
 
 def verdicts_of(
     target: Target, mutants: list[Mutant], threads: Executor, processes: int
-) -> list[bool]:
-    """Whether each mutant is noticed."""
+) -> list[str]:
+    """What happened to each mutant."""
     verdicts = verdicts_of_children(target, processes)
-    left = [n for n in range(len(mutants)) if verdicts.get(n) != NOTICED]
-    if left and not is_noticed_when_imported(target, Mutant(1, 0, 0, "", "this is no program\n")):
+    left = [n for n in range(len(mutants)) if verdicts.get(n) not in (NOTICED, HANGS)]
+    broken = Mutant(1, 0, 0, "", "this is no program\n")
+    if left and verdict_when_imported(target, broken) == SURVIVED:
         raise SystemExit(f"the tests of {target.path} do not run the mutants")
-    again = threads.map(lambda n: is_noticed_when_imported(target, mutants[n]), left)
-    noticed = dict(zip(left, again, strict=True))
-    return [noticed.get(n, True) for n in range(len(mutants))]
+    again = threads.map(lambda n: verdict_when_imported(target, mutants[n]), left)
+    verdicts.update(zip(left, again, strict=True))
+    return [verdicts[n] for n in range(len(mutants))]
 
 
 def main() -> int:
@@ -126,15 +129,16 @@ def main() -> int:
             mutants = mutants_of(text, Path(target.path).suffix, target.functions)
             counts: Counter[str] = Counter()
             verdicts = verdicts_of(target, mutants, threads, options.processes)
-            for mutant, is_noticed in zip(mutants, verdicts, strict=True):
+            for mutant, verdict in zip(mutants, verdicts, strict=True):
                 name = identity(mutant, text)
-                is_explained = (target.path, name) in known
-                verdict = "noticed" if is_noticed else "explained" if is_explained else "survived"
+                if verdict == SURVIVED and (target.path, name) in known:
+                    verdict = EXPLAINED
                 counts[verdict] += 1
-                if verdict == "survived":
-                    print(f"{target.path} | {name} |", file=sys.stderr, flush=True)
-            survivors += counts["survived"]
-            row = (len(mutants), counts["noticed"], counts["explained"], counts["survived"])
+                if verdict in (HANGS, SURVIVED):
+                    print(f"{target.path} | {name} | {verdict}", file=sys.stderr, flush=True)
+            survivors += counts[SURVIVED]
+            noticed = counts[NOTICED] + counts[HANGS]
+            row = (len(mutants), noticed, counts[EXPLAINED], counts[SURVIVED])
             print(f"| `{target.path}` | {' | '.join(map(str, row))} |", flush=True)
     print(f"\n{time.monotonic() - began:.0f} s", file=sys.stderr)
     return 1 if survivors else 0
