@@ -116,6 +116,13 @@ def test_after_the_last_clamped_pause_there_is_one_more_attempt():
         drive.attempt(GRANT)
 
 
+def test_a_delay_that_ends_with_the_holders_lock_is_a_retry():
+    drive = Drive(Acquisition(jitter="none", retry_delay_ms=100, max_retries=1))
+    drive.attempt(Refusal(remaining_ms=99))
+    assert drive.pause() == 100
+    assert "after 1 retries" in drive.fails()
+
+
 def test_when_the_time_is_over_the_error_names_the_time():
     drive = Drive(Acquisition(jitter="none", timeout_ms=150))
     drive.pauses(2)
