@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from syncguard import LockError
 from syncguard_celery import LockContended, current_fence, locked, locked_task, redelivery
 from syncguard_celery.holder_label import holder_label, is_redelivered, task_id_in
 from syncguard_celery.message_header import HEADER, key_digest
-from syncguard_celery.redelivery import is_copy, is_own_delivery
+from syncguard_celery.redelivery import MAX_CLOCK_SKEW_MS, Republished, is_copy, is_own_delivery
 from syncguard_celery.task_call import Call
 
 TTL_MS = 60_000
@@ -62,6 +63,19 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def stopped_clock(monkeypatch):
+    """The clock that copies use shows what a test sets."""
+    clock = SimpleNamespace(now_ms=0)
+    monkeypatch.setattr(redelivery, "_now_ms", lambda: clock.now_ms)
+    return clock
+
+
+def test_the_clock_that_copies_use_counts_milliseconds():
+    before_ms = time.time() * 1000
+    assert before_ms <= redelivery._now_ms() <= time.time() * 1000
+
+
+@pytest.fixture
 def first(task, syncguard_backend):
     """The published message, and a lock as its first delivery would hold it."""
     result = task.delay()
@@ -83,10 +97,25 @@ def delays(monkeypatch):
     return delays
 
 
+@pytest.fixture
+def messages(caplog):
+    """The level and the text of each line in the log."""
+    caplog.set_level(logging.DEBUG, logger="syncguard.celery")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
 def look(deliver, first_time=False):
+    """Deliver a copy that is published again. Returns the header with which it came."""
     traced = deliver(redelivered=first_time)
     assert traced.state == "IGNORED", traced.result
+    assert isinstance(traced.raised, Republished)
     return traced.came_with
+
+
+def is_dropped(deliver, first_time=False):
+    """Deliver a copy. Whether it neither runs nor is published again."""
+    traced = deliver(redelivered=first_time)
+    return traced.state == "IGNORED" and not isinstance(traced.raised, Republished)
 
 
 class TestTheFirstDeliveryHoldsItsLock:
@@ -113,6 +142,30 @@ class TestTheFirstDeliveryHoldsItsLock:
         assert TTL_MS / 3 < due <= TTL_MS / 2
         assert TTL_MS / 2 - 10_000 < at_expiry < TTL_MS / 2 + 1_000
         assert TTL_MS / 3 < due_again <= TTL_MS / 2
+
+    @pytest.mark.usefixtures("first")
+    def test_the_copy_looks_again_after_the_expiry_if_no_extension_came(
+        self, deliver, syncguard_backend, stopped_clock, delays
+    ):
+        expires_ms = syncguard_backend.lookup(key="k").expires_at_ms
+        stopped_clock.now_ms = expires_ms - TTL_MS / 2 - 1_000
+        look(deliver, first_time=True)
+        stopped_clock.now_ms = expires_ms - TTL_MS / 2
+        look(deliver)
+        assert delays == [1_000, TTL_MS / 2 + 200]
+
+    @pytest.mark.usefixtures("first")
+    def test_the_first_look_of_a_copy_is_logged_and_later_ones_for_debugging_only(
+        self, app, deliver, messages
+    ):
+        app.conf.broker_transport_options = {"visibility_timeout": 4}
+        look(deliver, first_time=True)
+        look(deliver)
+        (level, text), (later_level, _) = (
+            message for message in messages() if "delivered again" in message[1]
+        )
+        assert (level, later_level) == ("INFO", "DEBUG")
+        assert text.endswith("holds its lock; looking again in 2.0 s")
 
     @pytest.mark.usefixtures("first")
     def test_the_copy_is_published_again_within_half_of_the_visibility_timeout(
@@ -154,7 +207,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
         self, deliver, seen, syncguard_backend, bodies
     ):
         syncguard_backend.release(seen.lock_id)
-        look(deliver)
+        assert is_dropped(deliver)
         assert not bodies
 
     def test_the_copy_runs_if_the_lock_expired(
@@ -173,9 +226,24 @@ class TestTheLockOfTheFirstDeliveryIsGone:
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
+    @pytest.mark.parametrize("early_ms", [0, 1])
+    def test_the_copy_runs_as_soon_as_another_clock_may_say_that_the_lock_expired(
+        self, deliver, seen, syncguard_backend, stopped_clock, messages, early_ms
+    ):
+        expires_ms = syncguard_backend.lookup(key="k").expires_at_ms
+        syncguard_backend.release(seen.lock_id)
+        stopped_clock.now_ms = expires_ms - MAX_CLOCK_SKEW_MS - early_ms
+        if early_ms:
+            assert is_dropped(deliver)
+            expected = "was delivered again but has already ended; dropping the copy"
+        else:
+            assert deliver().state == "SUCCESS"
+            expected = "runs again: its earlier delivery did not finish"
+        assert [text for level, text in messages() if level == "INFO" and expected in text]
+
     def test_the_copy_is_dropped_if_a_result_is_stored(self, results, deliver, seen, bodies):
         results.mark_as_done(seen.id, "done")
-        look(deliver)
+        assert is_dropped(deliver)
         assert not bodies
 
     def test_the_copy_is_dropped_if_a_failure_is_stored_and_the_lock_was_released(
@@ -183,7 +251,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
     ):
         syncguard_backend.release(seen.lock_id)
         results.mark_as_failure(seen.id, ValueError())
-        look(deliver)
+        assert is_dropped(deliver)
         assert not bodies
 
     def test_the_copy_runs_if_a_failure_is_stored_and_the_lock_expired(
@@ -201,7 +269,7 @@ class TestTheLockOfTheFirstDeliveryIsGone:
     ):
         syncguard_backend.release(seen.lock_id)
         results.mark_as_retry(seen.id, ValueError())
-        look(deliver)
+        assert is_dropped(deliver)
         assert not bodies
 
     @pytest.mark.parametrize("stale", [None, LockContended()], ids=["pending", "contended"])
@@ -218,6 +286,18 @@ class TestTheLockOfTheFirstDeliveryIsGone:
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
+    @pytest.mark.usefixtures("results")
+    def test_the_copy_waits_5_seconds_for_the_end_to_be_stored(
+        self, deliver, seen, syncguard_backend, stopped_clock
+    ):
+        released_ms = syncguard_backend.lookup(key="k").expires_at_ms - TTL_MS / 2
+        syncguard_backend.release(seen.lock_id)
+        for waited_ms in (0, 4_999):
+            stopped_clock.now_ms = released_ms + waited_ms
+            look(deliver)
+        stopped_clock.now_ms = released_ms + 5_000
+        assert deliver().state == "SUCCESS"
+
     @pytest.mark.usefixtures("seen")
     def test_the_copy_meets_contention_if_another_holder_has_the_lock(
         self, deliver, syncguard_backend, clock
@@ -232,23 +312,42 @@ class TestTheLockOfTheFirstDeliveryIsGone:
         self, app, deliver, seen, syncguard_backend, bodies
     ):
         """The lock may have been of this task's own attempt, whose answer was lost."""
-
-        class Silent(WrappedBackend):
-            def lookup(self, **_options):
-                raise LockError("NetworkTimeout")
-
         app.conf.syncguard_backend = Silent(syncguard_backend)
-        look(deliver)
+        look_in_vain(deliver)
         app.conf.syncguard_backend = syncguard_backend
         syncguard_backend.release(seen.lock_id)
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 
+    @pytest.mark.parametrize("is_extended", [False, True])
+    def test_the_lock_may_be_of_an_unanswered_attempt_until_somebody_extends_it(
+        self, app, deliver, seen, syncguard_backend, is_extended
+    ):
+        app.conf.syncguard_backend = Silent(syncguard_backend)
+        look_in_vain(deliver)
+        app.conf.syncguard_backend = syncguard_backend
+        if is_extended:
+            assert seen.extend(2 * TTL_MS).ok
+        assert "unavailable" in look(deliver)
+        assert ("unavailable" in look(deliver)) is not is_extended
+
+
+class Silent(WrappedBackend):
+    """Does not answer."""
+
+    def lookup(self, **_options):
+        raise LockError("NetworkTimeout")
+
+
+def look_in_vain(deliver):
+    """Deliver a copy that cannot look up the lock, and is published again."""
+    assert deliver().state == "IGNORED"
+
 
 def test_a_copy_delivered_after_the_end_of_the_task_is_dropped(results, task, deliver, bodies):
     result = task.delay()
     results.mark_as_done(result.id, "done")
-    look(deliver, first_time=True)
+    assert is_dropped(deliver, first_time=True)
     assert not bodies
 
 
@@ -279,7 +378,7 @@ def test_results_that_only_the_caller_can_read_are_ignored(
     held = syncguard_backend.acquire("k", TTL_MS, holder=label)
     look(deliver, first_time=True)
     held.release()
-    look(deliver)
+    assert is_dropped(deliver)
     assert not bodies
 
 
@@ -308,6 +407,20 @@ def test_a_stored_result_is_ignored_for_a_task_that_ignores_results(app, results
     assert bodies
 
 
+@pytest.mark.parametrize("ignored_by", ["the task", "the call"])
+def test_a_stored_result_is_ignored_if_the_task_or_the_call_ignores_it(
+    app, results, deliver, bodies, ignored_by
+):
+    @locked_task(app=app, name="either", key="k", ignore_result=ignored_by == "the task")
+    def either():
+        bodies.append(1)
+
+    result = either.apply_async(ignore_result=ignored_by == "the call")
+    results.mark_as_done(result.id, "of somebody else")
+    assert deliver(redelivered=True).state == "SUCCESS"
+    assert bodies
+
+
 def test_a_copy_that_meets_contention_stays_marked_as_a_copy(app, deliver, syncguard_backend):
     @locked_task(app=app, name="retrying", key="k")
     def retrying(): ...
@@ -331,11 +444,11 @@ def test_each_lock_of_a_copy_is_checked_separately(app, deliver, syncguard_backe
     look(deliver, first_time=True)
     assert not syncguard_backend.is_locked("outer")
     held.release()
-    look(deliver)
+    assert is_dropped(deliver)
 
 
 class TestIsOwnDelivery:
-    def call(self, app, retries=0, redelivered=False, header=None, **attributes):
+    def call(self, app, retries=0, redelivered=False, header=None, is_eager=False, **attributes):
         @app.task(name="some", shared=False, **attributes)
         def some(): ...
 
@@ -343,6 +456,7 @@ class TestIsOwnDelivery:
             id=str(uuid.uuid4()),
             retries=retries,
             called_directly=False,
+            is_eager=is_eager,
             delivery_info={"redelivered": redelivered},
             **{HEADER: header or {}},
         )
@@ -369,6 +483,12 @@ class TestIsOwnDelivery:
 
     def test_a_retry_that_the_task_requested_is_not_a_copy(self, app):
         assert not is_copy(self.call(app, 1, header={"after": {}}, retry_on_worker_lost=True))
+
+    def test_a_retry_is_not_a_copy_if_the_task_is_not_published_again_for_lost_workers(self, app):
+        assert not is_copy(self.call(app, retries=1))
+
+    def test_an_eager_call_is_not_a_copy(self, app):
+        assert not is_copy(self.call(app, redelivered=True, is_eager=True))
 
     def test_a_direct_call_is_not_a_copy(self, app):
         assert not is_copy(Call("some", None, None, app))

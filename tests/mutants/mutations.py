@@ -154,7 +154,9 @@ def _of_node(node: ast.AST, places: _Places) -> Iterator[Mutant]:
             if not (_is_text(left) or _is_text(right)):
                 yield places.between(left, right, _ARITHMETIC[type(op)])
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
-            if not isinstance(test, ast.Compare | ast.Constant) and not _is_not(test):
+            if not (
+                isinstance(test, ast.Compare | ast.Constant) or _is_not(test) or _is_for_types(test)
+            ):
                 yield places.replace(test, f"(not ({places.source(test)}))")
         case ast.Constant(value=bool() as value):
             yield places.replace(node, str(not value))
@@ -174,6 +176,10 @@ def _is_text(node: ast.expr) -> bool:
 
 def _is_not(node: ast.expr) -> bool:
     return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+
+
+def _is_for_types(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "TYPE_CHECKING"
 
 
 # -- Lua ----------------------------------------------------------------------------------------

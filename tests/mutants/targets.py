@@ -119,7 +119,11 @@ TARGETS = (
     ),
     Target(
         "syncguard_django/fencing/key_guard.py",
-        ("tests/django/test_fencing.py", "tests/django/test_fence_races.py"),
+        (
+            "tests/django/test_fencing.py",
+            "tests/django/test_fence_regression.py",
+            "tests/django/test_fence_races.py",
+        ),
     ),
     Target("syncguard_celery/redelivery.py", ("tests/celery/test_redelivery_rules.py",)),
     Target("syncguard_celery/interrupt_on_loss.py", ("tests/celery/test_interrupt_on_loss.py",)),
