@@ -26,7 +26,6 @@ class Held:
     """What ``with lock(...) as held`` gives. Safe to read from any thread."""
 
     __slots__ = (
-        "_context",
         "_expires_at_ms",
         "_grant",
         "_on_lost",
@@ -40,9 +39,8 @@ class Held:
     def __init__(self, grant: Grant, on_lost: OnLost | None = None) -> None:
         self._grant = grant
         self._expires_at_ms = grant.expires_at_ms
-        self._on_lost = on_lost
-        # Made before the lock is on the stack of held locks: else the two would be a cycle.
-        self._context = None if on_lost is None else copy_context()
+        # Copied before the lock is on the stack of held locks: else the two would be a cycle.
+        self._on_lost = None if on_lost is None else (on_lost, copy_context())
         self._unannounced: list[None] = [None]
         # For lock() and the heartbeat:
         self.deadline_ms = grant.sent_at_ms + grant.ttl_ms
@@ -129,9 +127,10 @@ class Held:
             self._unannounced.pop()  # atomic: heartbeat and holder may call at the same time
         except IndexError:
             return None
-        if self._on_lost is None or self._context is None:
+        if self._on_lost is None:
             return None
-        return partial(call_on_lost, self._on_lost, self), self._context
+        on_lost, context = self._on_lost
+        return partial(call_on_lost, on_lost, self), context
 
 
 def call_on_lost(on_lost: OnLost, held: Held) -> object:

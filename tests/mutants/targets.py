@@ -84,7 +84,10 @@ TARGETS = (
     Target("syncguard/clock.py", ("tests/unit/test_clock.py",)),
     Target("syncguard/_heartbeat/schedule.py", _HEARTBEAT),
     Target("syncguard/_lock/block_state.py", _BLOCKS),
-    Target("syncguard/_lock/held.py", (*_BLOCKS, "tests/unit/test_options.py")),
+    Target(
+        "syncguard/_lock/held.py",
+        ("tests/unit/test_held.py", *_BLOCKS, "tests/unit/test_options.py"),
+    ),
     Target("syncguard/current.py", (*_BLOCKS, "tests/celery/test_nesting.py")),
     Target(
         "syncguard/_lock/acquire_with_retries.py",

@@ -81,3 +81,7 @@ def test_every_mutant_of_this_file_is_a_program():
     assert mutants
     for mutant in mutants:
         ast.parse(mutant.apply(text))
+
+
+def test_what_is_only_for_the_type_checker_has_no_mutants():
+    assert changes("if TYPE_CHECKING:\n    import this\n") == set()
