@@ -88,7 +88,10 @@ TARGETS = (
         "syncguard/_lock/held.py",
         ("tests/unit/test_held.py", *_BLOCKS, "tests/unit/test_options.py"),
     ),
-    Target("syncguard/current.py", (*_BLOCKS, "tests/celery/test_nesting.py")),
+    Target(
+        "syncguard/current.py",
+        ("tests/unit/test_current.py", *_BLOCKS, "tests/celery/test_nesting.py"),
+    ),
     Target(
         "syncguard/_lock/acquire_with_retries.py",
         ("tests/unit/test_acquire_with_retries.py", "tests/redis/test_lock.py"),
