@@ -96,7 +96,10 @@ TARGETS = (
         "syncguard/_lock/acquire_with_retries.py",
         ("tests/unit/test_acquire_with_retries.py", "tests/redis/test_lock.py"),
     ),
-    Target("syncguard/redis/listing.py", ("tests/redis/test_find_live_lock.py", *_SCRIPTS[-1:])),
+    Target(
+        "syncguard/redis/listing.py",
+        ("tests/redis/test_listing.py", "tests/redis/test_find_live_lock.py", *_SCRIPTS[-1:]),
+    ),
     Target(
         "syncguard_django/force_release.py",
         (
