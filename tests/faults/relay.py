@@ -20,6 +20,17 @@ class Last(bytes):
     """The last bytes of a connection: after them it is closed."""
 
 
+class Silence(bytes):
+    """From here on no byte of this direction arrives, and the connection stays open.
+
+    TCP never loses bytes in the middle: what comes later must not arrive, either.
+    """
+
+
+def _swallowed(_data: bytes) -> bytes:
+    return b""
+
+
 class Relay:
     """Listens on its own port during the ``with`` block."""
 
@@ -94,6 +105,8 @@ class Relay:
                 sink.sendall(passed)
                 if isinstance(passed, Last):
                     break
+                if isinstance(passed, Silence):
+                    changed = _swallowed
             sink.shutdown(socket.SHUT_RDWR)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import asynccontextmanager
 
 import pytest
@@ -11,9 +12,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from relay import SlowRelay
 
-from syncguard import Acquisition, LockError, aio
+from syncguard import Acquisition, LockError, NetworkTimeout, aio
+from syncguard._backend.deadline import Deadline
 from syncguard.redis import AsyncRedisBackend
 from syncguard.redis._transport.connections import take_async
+from syncguard.redis._transport.runner_async import within
 
 BRIEF = Acquisition(timeout_ms=700)
 SOON_S = 20
@@ -76,3 +79,23 @@ def test_asyncio_a_pool_that_waits_does_not_hold_lock_up(syncguard_redis):
         return code
 
     assert asyncio.run(main()) == "NetworkTimeout"
+
+
+def test_a_call_that_fails_after_its_deadline_leaves_no_unread_error():
+    """redis-py sometimes ends a cancelled task with an error of the connection."""
+    unread = []
+
+    async def fail_when_cancelled():
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise LockError("ServiceUnavailable") from None
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, told: unread.append(told))
+        with pytest.raises(NetworkTimeout):
+            await within(Deadline.after(10), fail_when_cancelled())
+
+    asyncio.run(main())
+    gc.collect()
+    assert unread == []

@@ -14,7 +14,7 @@ import redis.asyncio
 import trustme
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from relay import Relay
+from relay import Relay, Silence
 from wait_until import wait_until_async
 
 from syncguard import Acquisition, LockError, NetworkTimeout, aio
@@ -140,14 +140,14 @@ def test_a_connection_that_the_server_closed_is_replaced(frail_redis):
 
 
 class SilentRelay(Relay):
-    """Swallows replies while ``silent`` is set."""
+    """Swallows replies while ``silent`` is set, and all later ones of such a connection."""
 
     def __init__(self, port):
         super().__init__(port)
         self.silent = threading.Event()
 
     def reply(self, data):
-        return b"" if self.silent.is_set() else data
+        return Silence() if self.silent.is_set() else data
 
 
 async def is_locked(backend):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from pgbouncer import PgBouncer, PgBouncerUnavailableError
-from relay import Relay
+from relay import Relay, Silence
 
 from syncguard.postgres import AsyncPostgresBackend, PostgresBackend
 from syncguard.testing import BlockingFacade, LoopThread
@@ -110,7 +110,7 @@ class FaultyRelay(Relay):
             self._cut.clear()
             self.was_cut.set()
             return None
-        return b"" if self.is_mute else data
+        return Silence() if self.is_mute else data
 
 
 @pytest.fixture

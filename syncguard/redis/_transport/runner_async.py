@@ -22,6 +22,7 @@ from redis.asyncio.cluster import PipelineCommand
 from redis.exceptions import NoScriptError
 
 from syncguard._backend.deadline import Deadline
+from syncguard._lock.cancellation import continue_in_background
 from syncguard.redis._transport.acknowledged_connection import AcknowledgedConnection
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
@@ -250,7 +251,9 @@ async def within(deadline: Deadline | None, run: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             await asyncio.wait({task}, timeout=deadline.slice_s())
     finally:
-        task.cancel()
+        if task.cancel():
+            # redis-py sometimes ends a cancelled task with another error, which nobody reads.
+            continue_in_background(task)
     return task.result()
 
 

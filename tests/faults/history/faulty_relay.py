@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from relay import Last, Relay
+from relay import Last, Relay, Silence
 
 Mode = Literal["pass", "delay", "lose replies", "cut replies", "swallow requests"]
 
@@ -34,7 +34,7 @@ class FaultyRelay(Relay):
 
     def request(self, data: bytes) -> bytes | None:
         # The connection stays open, and nothing ever answers: a firewall that forgot it.
-        return b"" if self._mode == "swallow requests" else data
+        return Silence() if self._mode == "swallow requests" else data
 
     def reply(self, data: bytes) -> bytes | None:
         """The server has executed the request already."""
