@@ -20,7 +20,14 @@ from wait_until import (
     wait_until_extended_async,
 )
 
-from syncguard import LockError, aio, generate_lock_id, lock, with_telemetry
+from syncguard import (
+    LockError,
+    ServiceUnavailable,
+    aio,
+    generate_lock_id,
+    lock,
+    with_telemetry,
+)
 from syncguard._lock.held import Held
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import RedisServer
@@ -194,6 +201,45 @@ def test_a_lock_is_extended_while_its_slot_moves_away_and_back(replicated: Clust
             with replicated.moving(slot_of(backend, "k")):
                 wait_until_extended(held)
         assert {event.result for event in events if event.type == "extend"} == {"ok"}
+
+
+def moved_first(backend: RedisBackend | AsyncRedisBackend, lock_id: str) -> tuple[str, str]:
+    """What the scripts name: Redis executes them where these are."""
+    names = backend._calls.names
+    return names.index(lock_id), names.space_of(lock_id).live
+
+
+def test_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
+    replicated: ClusterServers,
+) -> None:
+    with client_of(replicated) as client:
+        backend = RedisBackend(client, key_prefix="half")
+        with lock(backend, "k", 600_000, auto_extend=True) as held:
+            moved = moved_first(backend, held.lock_id)
+            with replicated.half_moved(slot_of(backend, "k"), *moved):
+                for operation in (backend.release, backend.extend, backend.adopt):
+                    with pytest.raises(ServiceUnavailable):
+                        operation(held.lock_id)
+            assert backend.extend(held.lock_id, 600_000).ok
+            assert not held.lost
+
+
+def test_asyncio_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
+    replicated: ClusterServers,
+) -> None:
+    async def main() -> None:
+        async with async_client_of(replicated) as client:
+            backend = AsyncRedisBackend(client, key_prefix="half-aio")
+            async with aio.lock(backend, "k", 600_000, auto_extend=True) as held:
+                moved = moved_first(backend, held.lock_id)
+                with replicated.half_moved(slot_of(backend, "k"), *moved):
+                    for operation in (backend.release, backend.extend, backend.adopt):
+                        with pytest.raises(ServiceUnavailable):
+                            await operation(held.lock_id)
+                assert (await backend.extend(held.lock_id, 600_000)).ok
+                assert not held.lost
+
+    asyncio.run(main())
 
 
 def test_asyncio_a_lock_is_extended_while_its_slot_moves_away_and_back(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import redis
@@ -109,15 +109,21 @@ class ClusterServers:
 
     def migrate(self, slot: int) -> None:
         """Move a slot to another master, key by key; or back."""
+        with self.half_moved(slot):
+            pass
+
+    @contextlib.contextmanager
+    def half_moved(self, slot: int, *names: str) -> Iterator[None]:
+        """During the block, only these names have moved to another master. Then all move."""
         source, target = self._begin_to_move(slot)
-        target_id = _id(target)
-        where = target.connection_pool.connection_kwargs
-        while keys := source.execute_command("CLUSTER GETKEYSINSLOT", slot, 2):
-            arguments = (where["host"], where["port"], "", 0, 5_000, "REPLACE", "KEYS", *keys)
-            source.execute_command("MIGRATE", *arguments)
-        for node in (target, source, *self._nodes):
-            with contextlib.suppress(redis.ResponseError):  # replicas refuse
-                node.execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+        if names:
+            _move(names, source, target)
+        try:
+            yield
+        finally:
+            while keys := source.execute_command("CLUSTER GETKEYSINSLOT", slot, 2):
+                _move(keys, source, target)
+            self._give(slot, target)
 
     def _begin_to_move(self, slot: int) -> tuple[redis.Redis, redis.Redis]:
         main, other = self._nodes[1 - self._replica()], self._nodes[-1]
@@ -196,6 +202,12 @@ class ClusterServers:
                 _info(node)["cluster_state"] == "ok" for node in self._nodes
             )
         return False
+
+
+def _move(names: Sequence[str | bytes], source: redis.Redis, target: redis.Redis) -> None:
+    where = target.connection_pool.connection_kwargs
+    arguments = (where["host"], where["port"], "", 0, 5_000, "REPLACE", "KEYS", *names)
+    source.execute_command("MIGRATE", *arguments)
 
 
 def _info(node: redis.Redis) -> dict[str, str]:

@@ -9,7 +9,9 @@
 -- ARGV[4] holder     new label, or empty to keep the old one
 -- (also read and written: the lock that the index names)
 --
--- returns {1, fence, expiresAtMs, key} adopted; 0 not the owner; -1 not found; -2 expired
+-- returns {1, fence, expiresAtMs, key} adopted; 0 not the owner; -1 not found; -2 expired; the error
+--         TRYAGAIN on a cluster, if the slot is moving: the index is on this node already, and the
+--         lock perhaps not yet
 local lockKey = redis.call('GET', KEYS[1])
 if not lockKey then
   -- The client may have sent this request twice, because it lost the first reply.
@@ -27,6 +29,9 @@ if not lockKey then
 end
 local held = redis.call('GET', lockKey)
 if not held then
+  if string.sub(KEYS[1], 1, 1) == '{' and lockKey ~= KEYS[1] .. ':undone' then
+    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+  end
   return -1
 end
 local data = cjson.decode(held)

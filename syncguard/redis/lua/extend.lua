@@ -10,6 +10,8 @@
 --
 -- returns a list with one number for each lock:
 --         expiresAtMs extended; 0 not the owner; -1 not found; -2 expired
+-- or the error TRYAGAIN on a cluster, if the slot is moving: an index is on this node already, and
+-- its lock perhaps not yet
 local call = redis.call
 local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -49,6 +51,9 @@ for i = 1, count do
       records[i] = record
       expiries[i] = expiry
     end
+  elseif lockKeys[i] and string.sub(KEYS[1], 1, 1) == '{'
+    and lockKeys[i] ~= KEYS[i + 1] .. ':undone' then
+    return redis.error_reply('TRYAGAIN the lock may still be on another node')
   else
     results[i] = -1
   end

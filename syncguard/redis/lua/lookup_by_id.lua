@@ -11,6 +11,9 @@ if not lockKey then
 end
 local held = redis.call('GET', lockKey)
 if not held then
+  if string.sub(KEYS[1], 1, 1) == '{' and lockKey ~= KEYS[1] .. ':undone' then
+    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+  end
   return false
 end
 if cjson.decode(held).lockId ~= ARGV[1] then

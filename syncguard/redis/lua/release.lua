@@ -9,7 +9,8 @@
 -- ARGV[5] wakeTtlMs    the TTL of a wake-up that no waiter consumes
 -- (also read and written: the lock that the index names, its waiting flag and its wake-up list)
 --
--- returns 1 released; 0 not the owner; -1 not found; -2 expired
+-- returns 1 released; 0 not the owner; -1 not found; -2 expired; the error TRYAGAIN on a cluster, if
+--         the slot is moving: the index is on this node already, and the lock perhaps not yet
 local call = redis.call
 local lockKey = call('GET', KEYS[1])
 if not lockKey then
@@ -17,9 +18,13 @@ if not lockKey then
 end
 local held = call('GET', lockKey)
 if not held then
-  if lockKey ~= KEYS[1] .. ':undone' then  -- a tombstone of undo.lua stays
-    call('DEL', KEYS[1])
+  if lockKey == KEYS[1] .. ':undone' then
+    return -1  -- a tombstone of undo.lua stays
   end
+  if string.sub(KEYS[1], 1, 1) == '{' then
+    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+  end
+  call('DEL', KEYS[1])
   return -1
 end
 local data = cjson.decode(held)

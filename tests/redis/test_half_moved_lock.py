@@ -1,0 +1,84 @@
+"""A lock whose slot moves to another node of a cluster: its index is there, the lock not yet.
+
+Redis moves the names of a slot one after the other. Scripts name the index and the list of live
+locks, but not the lock, which they learn from the index. So Redis executes them as soon as those
+two are there. The scripts run here on one server, with the names of a cluster.
+"""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from syncguard.redis.script_calls import Calls
+
+LONG_MS = 60_000
+
+
+@pytest.fixture
+def client(syncguard_redis):
+    with syncguard_redis.client() as client:
+        yield client
+
+
+@pytest.fixture
+def run(client):
+    return lambda call: client.eval(call.script.text, len(call.keys), *call.keys, *call.args)
+
+
+def acquired(calls, run):
+    """A lock: its id, and its name in Redis."""
+    acquire = calls.acquire("k", LONG_MS, None)
+    run(acquire)
+    return acquire.lock_id, calls.names.of("k").lock
+
+
+def calls_by_id(calls, lock_id):
+    return {
+        "release": calls.release(lock_id),
+        "extend": calls.extend(lock_id, LONG_MS),
+        "adopt": calls.adopt(lock_id, LONG_MS, None),
+        "lookup": calls.lookup(None, lock_id),
+    }
+
+
+NOT_FOUND = {"release": -1, "extend": [-1], "adopt": -1, "lookup": None}
+OPERATIONS = pytest.mark.parametrize("operation", NOT_FOUND)
+
+
+@OPERATIONS
+def test_nothing_is_said_of_a_lock_that_is_still_on_the_other_node(client, run, operation):
+    calls = Calls(clustered=True)
+    lock_id, name = acquired(calls, run)
+    record = client.dump(name)
+    client.delete(name)
+    before = sorted(client.keys())
+    with pytest.raises(redis.exceptions.TryAgainError):
+        run(calls_by_id(calls, lock_id)[operation])
+    assert sorted(client.keys()) == before, "the index stays"
+    client.restore(name, LONG_MS, record)
+    assert run(calls.release(lock_id)) == 1
+
+
+@OPERATIONS
+def test_a_lock_without_its_index_is_not_found(client, run, operation):
+    calls = Calls(clustered=True)
+    lock_id, name = acquired(calls, run)
+    client.delete(name, calls.names.index(lock_id))
+    assert run(calls_by_id(calls, lock_id)[operation]) == NOT_FOUND[operation]
+
+
+@OPERATIONS
+def test_a_lock_that_was_undone_is_not_found(run, operation):
+    calls = Calls(clustered=True)
+    lock_id, _name = acquired(calls, run)
+    run(calls.undo(lock_id))
+    assert run(calls_by_id(calls, lock_id)[operation]) == NOT_FOUND[operation]
+
+
+@OPERATIONS
+def test_on_one_server_a_lock_that_is_gone_is_not_found(client, run, operation):
+    calls = Calls()
+    lock_id, name = acquired(calls, run)
+    client.delete(name)
+    assert run(calls_by_id(calls, lock_id)[operation]) == NOT_FOUND[operation]
