@@ -135,5 +135,8 @@ TARGETS = (
         ),
     ),
     Target("syncguard_celery/redelivery.py", ("tests/celery/test_redelivery_rules.py",)),
-    Target("syncguard_celery/interrupt_on_loss.py", ("tests/celery/test_interrupt_on_loss.py",)),
+    Target(
+        "syncguard_celery/interrupt_on_loss.py",
+        ("tests/celery/test_interrupt_rules.py", "tests/celery/test_interrupt_on_loss.py"),
+    ),
 )
