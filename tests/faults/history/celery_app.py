@@ -11,6 +11,7 @@ import os
 import time
 import warnings
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Final
 
 from celery import Celery
@@ -32,9 +33,11 @@ orders = Orders(**json.loads(os.environ["HISTORY_ORDERS"]))
 log = Log(Path(orders.log))
 seen = Observer(log, orders.name)
 _opened = contextlib.ExitStack()  # closed with the process
-_held: dict[str, Any] = {}
-"""The lock of each task that runs, by task id."""
-_calls: dict[str, contextlib.AbstractContextManager[None]] = {}
+# A task that retries may begin in another thread before its earlier run has ended.
+_held: dict[str, tuple[int, Any]] = {}
+"""The thread and the lock of each task that runs, by task id."""
+_calls: dict[int, contextlib.AbstractContextManager[None]] = {}
+"""The call that runs in each thread."""
 
 app = Celery("history", broker=os.environ["HISTORY_BROKER"], fixups=[], set_as_current=False)
 app.conf.update(
@@ -52,7 +55,7 @@ def visit(self: Any, key: str, seconds: float) -> None:
     held = current_lock()
     assert held is not None
     seen.granted(key, held, orders.ttl_ms)
-    _held[self.request.id] = held
+    _held[self.request.id] = get_ident(), held
     try:
         end = time.monotonic() + seconds
         while seen.believes(held) and time.monotonic() < end:
@@ -67,15 +70,16 @@ def _ready(**_: object) -> None:
 
 
 @task_prerun.connect
-def _begin(task_id: str, **_: object) -> None:
-    call = _calls[task_id] = seen.call("celery task")
+def _begin(**_: object) -> None:
+    call = _calls[get_ident()] = seen.call("celery task")
     call.__enter__()
 
 
 @task_lock_lost.connect
 def _lost(task_id: str, **_: object) -> None:
     if task_id in _held:
-        seen.told(_held[task_id], "on_lost")
+        _thread, held = _held[task_id]
+        seen.told(held, "on_lost")
 
 
 @task_failure.connect
@@ -86,11 +90,12 @@ def _failed(exception: BaseException, **_: object) -> None:
 
 @task_postrun.connect
 def _end(task_id: str, retval: object, **_: object) -> None:
-    held = _held.pop(task_id, None)
-    if held is not None:
+    thread, held = _held.get(task_id, (None, None))
+    if thread == get_ident():
+        del _held[task_id]
         if isinstance(retval, LockLost):
             seen.told(held, "left")
         seen.left(held)
-    call = _calls.pop(task_id, None)
+    call = _calls.pop(get_ident(), None)
     if call is not None:
         call.__exit__(None, None, None)
