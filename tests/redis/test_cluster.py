@@ -18,11 +18,13 @@ from relay import Relay
 from same_health import assert_same_health
 from wait_until import wait_until
 
-from syncguard import Acquisition, aio, lock
+from syncguard import Acquisition, ServiceUnavailable, aio, lock
 from syncguard.backend import Health
 from syncguard.redis import AsyncRedisBackend, RedisBackend, scripts
+from syncguard.redis._transport.runner_async import AsyncClusterRunner
 from syncguard.redis.local_waiters import CLUSTER_LIMIT
 from syncguard.redis.names import BUCKETS, Names
+from syncguard.redis.script_calls import Calls
 from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
@@ -372,3 +374,23 @@ def test_asyncio_no_connection_is_left_open_to_a_node_without_slots(min_replicas
     with ClusterServers(with_replica=True) as servers:
         asyncio.run(asyncio.wait_for(main(servers), 60))
     gc.collect()
+
+
+@pytest.mark.parametrize("writer", [None, "not None"])
+def test_asyncio_a_connection_that_the_client_closed_during_a_call_is_a_fault(writer) -> None:
+    """As redis-py fails while another task reads the map of nodes again."""
+
+    async def write(*_arguments: object) -> object:
+        return writer.writelines
+
+    async def do_nothing() -> None: ...
+
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster(host="127.0.0.1", port=1)
+        client.initialize, client.evalsha = do_nothing, write  # type: ignore[method-assign]
+        runner = AsyncClusterRunner(client)
+        await runner.run(Calls(clustered=True).is_locked("k"))
+
+    expected = ServiceUnavailable if writer is None else AttributeError
+    with pytest.raises(expected):
+        asyncio.run(main())

@@ -320,6 +320,16 @@ class AsyncClusterRunner(AsyncCommandRunner):
         return await super().run(call, deadline)
 
     async def _result(self, call: Call[T]) -> T:
+        try:
+            return await self._result_of_client(call)
+        except AttributeError as error:
+            if error.obj is not None:
+                raise
+            # redis-py closed the connection for another task, which read the map of nodes again,
+            # and then wrote to the writer that is None now.
+            raise redis.ConnectionError("the connection was closed during the call") from error
+
+    async def _result_of_client(self, call: Call[T]) -> T:
         # The client may not know its nodes yet; else this does nothing. If it fails, nothing was
         # sent.
         await self._client.initialize()
