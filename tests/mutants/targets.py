@@ -26,6 +26,7 @@ class Target:
 # The quick ones first: most mutants are noticed within seconds.
 _SCRIPTS = (
     "tests/redis/test_script_calls.py",
+    "tests/redis/test_half_moved_lock.py",
     "tests/redis/test_exact_expiry.py",
     "tests/redis/test_resent_requests.py",
     "tests/redis/test_ownership.py",
