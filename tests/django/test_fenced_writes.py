@@ -7,9 +7,10 @@ import uuid
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.models import Count, Exists, F, OuterRef
 from django.db.models.signals import post_save
+from django.test.utils import CaptureQueriesContext
 from testsite.models import (
     Amendment,
     Booking,
@@ -282,6 +283,34 @@ def test_an_update_by_an_annotation_is_fenced(entries, database):
     assert written(entries)["low"] == (1, TWO)
 
 
+UPDATES = {
+    "of one table": (lambda: Entry.objects.filter(text="low"), {"number": 1}, 1),
+    "of all rows": (lambda: Entry.objects.all(), {"number": 1}, 1),
+    "over a join": (lambda: Entry.objects.filter(branch__name="north"), {"number": 1}, 2),
+    "by an annotation": (lambda: Entry.objects.annotate(n=F("number")), {"number": F("n")}, 2),
+    "of distinct rows": (lambda: Entry.objects.distinct(), {"number": 1}, 2),
+    "of a parent's column": (lambda: Letter.objects.all(), {"title": "x"}, 2),
+    "of a child's column": (lambda: Letter.objects.all(), {"pages": 1}, 2),
+}
+"""The query set, the values, and the number of statements: one, or a claim before it."""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", UPDATES)
+def test_the_statement_that_writes_has_the_condition_or_follows_a_claim(name):
+    make, values, count = UPDATES[name]
+    Entry(text="low", branch=Branch.objects.create(name="north")).save_fenced(ONE)
+    Letter(pk=7).save_fenced(ONE)
+    with CaptureQueriesContext(connection) as captured:
+        assert make().fenced(TWO).update(**values) == 1
+    writes = [query["sql"] for query in captured if query["sql"].startswith("UPDATE")]
+    assert len(writes) == count
+    before_where, condition = writes[0].split(" WHERE ")
+    assert f"<= '{TWO}'" in condition
+    is_claim = before_where.count(" = ") == 1 and '"fence" = ' in before_where
+    assert is_claim is (count == 2)
+
+
 def test_a_late_update_that_matches_no_row_raises_nothing(entries):
     assert entries.none().fenced(ONE).update(number=9) == 0
     assert entries.filter(branch__name="nowhere").fenced(ONE).update(number=9) == 0
@@ -318,7 +347,10 @@ def test_the_write_goes_to_the_database_for_writes(entries, settings, database):
     assert Entry.objects.filter(text="low", branch=None).fenced(TWO).delete()[0] == 1
     Entry.objects.fenced(TWO).create(text="new")
     Entry.objects.fenced(TWO).update_or_create(text="mine", defaults={"number": 2})
-    assert written(entries) == {"mine": (2, TWO), "high": (0, THREE), "new": (0, TWO)}
+    new = entries.get(text="new")
+    new.number = 4
+    Entry.objects.fenced(TWO).bulk_update([new], ["number"])
+    assert written(entries) == {"mine": (2, TWO), "high": (0, THREE), "new": (4, TWO)}
 
 
 class WritesTo:
@@ -389,6 +421,22 @@ def test_an_upsert_is_refused(entries):
             update_fields=["number"],
             unique_fields=["text"],
         )
+
+
+def test_an_upsert_without_fields_is_refused_by_django(entries):
+    with pytest.raises(ValueError, match="Fields that will be updated"):
+        entries.bulk_create([Entry(text="low")], update_conflicts=True)
+
+
+def test_bulk_update_says_to_leave_the_fence_out(entries):
+    with pytest.raises(LockError, match="leave it out of fields"):
+        entries.fenced(TWO).bulk_update(list(entries), ["fence"])
+
+
+def test_templates_cannot_call_what_writes_and_managers_do_not_delete():
+    for method in (FencedQuerySet.forget_fences, FencedQuerySet.aforget_fences):
+        assert method.alters_data
+    assert not hasattr(Entry.objects, "delete")
 
 
 def test_bulk_update_is_fenced(entries, database):
