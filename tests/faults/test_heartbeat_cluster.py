@@ -224,6 +224,17 @@ def test_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
             assert not held.lost
 
 
+def test_a_lock_is_released_while_its_slot_begins_to_move(replicated: ClusterServers) -> None:
+    """The node then refuses to look for a waiter: that name does not exist."""
+    with client_of(replicated) as client:
+        backend = RedisBackend(client, key_prefix="begins")
+        held = backend.acquire("k", 600_000)
+        assert held.ok
+        with replicated.moving(slot_of(backend, "k")):
+            assert backend.release(held.lock_id).ok
+        assert not backend.is_locked("k")
+
+
 def test_asyncio_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
     replicated: ClusterServers,
 ) -> None:

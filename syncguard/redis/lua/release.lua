@@ -35,9 +35,10 @@ local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 call('DEL', lockKey, KEYS[1])
 call('ZREM', KEYS[2], lockKey)
-if call('EXISTS', ARGV[3] .. lockKey) == 1 then
+-- With pcall: in a slot that moves, a name that does not exist is an error, and the lock is released.
+if redis.pcall('EXISTS', ARGV[3] .. lockKey) == 1 then
   local wakeKey = ARGV[4] .. lockKey
-  if call('EXISTS', wakeKey) == 0 then
+  if redis.pcall('EXISTS', wakeKey) == 0 then
     call('RPUSH', wakeKey, '1')
     call('PEXPIRE', wakeKey, ARGV[5])
   end

@@ -25,9 +25,10 @@ end
 if held then
   call('DEL', lockKey)
   call('ZREM', KEYS[2], lockKey)
-  if call('EXISTS', ARGV[2] .. lockKey) == 1 then
+  -- With pcall: in a slot that moves, a name that does not exist is an error.
+  if redis.pcall('EXISTS', ARGV[2] .. lockKey) == 1 then
     local wakeKey = ARGV[3] .. lockKey
-    if call('EXISTS', wakeKey) == 0 then
+    if redis.pcall('EXISTS', wakeKey) == 0 then
       call('RPUSH', wakeKey, '1')
       call('PEXPIRE', wakeKey, ARGV[4])
     end
