@@ -4,7 +4,9 @@
 -- ARGV[1] lockId
 -- (also read: the lock that the index names)
 --
--- returns {json, seconds, microseconds}; nil if there is no lock with this lock id
+-- returns {json, seconds, microseconds}; nil if there is no lock with this lock id; the error TRYAGAIN
+--         on a cluster, if the slot is moving: the index is on this node already, and the lock
+--         perhaps not yet
 local lockKey = redis.call('GET', KEYS[1])
 if not lockKey then
   return false

@@ -35,7 +35,8 @@ local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
 call('DEL', lockKey, KEYS[1])
 call('ZREM', KEYS[2], lockKey)
--- With pcall: in a slot that moves, a name that does not exist is an error, and the lock is released.
+-- With pcall: while the slot moves, Redis refuses to look for a name that is not here. The lock is
+-- released already, so this must not fail: the waiter finds it free at its next attempt.
 if redis.pcall('EXISTS', ARGV[3] .. lockKey) == 1 then
   local wakeKey = ARGV[4] .. lockKey
   if redis.pcall('EXISTS', wakeKey) == 0 then

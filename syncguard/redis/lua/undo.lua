@@ -25,7 +25,7 @@ end
 if held then
   call('DEL', lockKey)
   call('ZREM', KEYS[2], lockKey)
-  -- With pcall: in a slot that moves, a name that does not exist is an error.
+  -- With pcall, as in release.lua: while the slot moves, Redis refuses to look for a missing name.
   if redis.pcall('EXISTS', ARGV[2] .. lockKey) == 1 then
     local wakeKey = ARGV[3] .. lockKey
     if redis.pcall('EXISTS', wakeKey) == 0 then
