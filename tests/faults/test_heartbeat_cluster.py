@@ -203,25 +203,50 @@ def test_a_lock_is_extended_while_its_slot_moves_away_and_back(replicated: Clust
         assert {event.result for event in events if event.type == "extend"} == {"ok"}
 
 
-def moved_first(backend: RedisBackend | AsyncRedisBackend, lock_id: str) -> tuple[str, str]:
-    """What the scripts name: Redis executes them where these are."""
+def moved_first(
+    backend: RedisBackend | AsyncRedisBackend, lock_id: str, first: str
+) -> tuple[str, ...]:
     names = backend._calls.names
+    if first == "lock":
+        return (names.of("k").lock,)
+    # What the scripts name: Redis executes them where these are.
     return names.index(lock_id), names.space_of(lock_id).live
 
 
-def test_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
-    replicated: ClusterServers,
+MOVED_FIRST = pytest.mark.parametrize("first", ["index", "lock"])
+
+
+@MOVED_FIRST
+def test_a_lock_that_is_half_moved_is_neither_lost_nor_released(
+    replicated: ClusterServers, first: str
 ) -> None:
     with client_of(replicated) as client:
-        backend = RedisBackend(client, key_prefix="half")
+        backend = RedisBackend(client, key_prefix=f"half-{first}")
         with lock(backend, "k", 600_000, auto_extend=True) as held:
-            moved = moved_first(backend, held.lock_id)
+            moved = moved_first(backend, held.lock_id, first)
             with replicated.half_moved(slot_of(backend, "k"), *moved):
                 for operation in (backend.release, backend.extend, backend.adopt):
                     with pytest.raises(ServiceUnavailable):
                         operation(held.lock_id)
+                with pytest.raises(ServiceUnavailable):
+                    backend.lookup(lock_id=held.lock_id)
             assert backend.extend(held.lock_id, 600_000).ok
             assert not held.lost
+
+
+@MOVED_FIRST
+def test_a_lock_that_is_half_moved_is_undone_once_it_has_moved(
+    replicated: ClusterServers, first: str
+) -> None:
+    with client_of(replicated) as client:
+        backend = RedisBackend(client, key_prefix=f"undo-{first}")
+        held = backend.acquire("k", 600_000)
+        assert held.ok
+        moved = moved_first(backend, held.lock_id, first)
+        with replicated.half_moved(slot_of(backend, "k"), *moved):
+            undo = backend._undo(held.lock_id, "k", 600_000)
+            assert undo.tried.wait(60)
+        wait_until(lambda: not backend.is_locked("k"), 60)
 
 
 def test_a_lock_is_released_while_its_slot_begins_to_move(replicated: ClusterServers) -> None:
@@ -235,18 +260,21 @@ def test_a_lock_is_released_while_its_slot_begins_to_move(replicated: ClusterSer
         assert not backend.is_locked("k")
 
 
-def test_asyncio_a_lock_whose_index_moved_first_is_neither_lost_nor_released(
-    replicated: ClusterServers,
+@MOVED_FIRST
+def test_asyncio_a_lock_that_is_half_moved_is_neither_lost_nor_released(
+    replicated: ClusterServers, first: str
 ) -> None:
     async def main() -> None:
         async with async_client_of(replicated) as client:
-            backend = AsyncRedisBackend(client, key_prefix="half-aio")
+            backend = AsyncRedisBackend(client, key_prefix=f"half-aio-{first}")
             async with aio.lock(backend, "k", 600_000, auto_extend=True) as held:
-                moved = moved_first(backend, held.lock_id)
+                moved = moved_first(backend, held.lock_id, first)
                 with replicated.half_moved(slot_of(backend, "k"), *moved):
                     for operation in (backend.release, backend.extend, backend.adopt):
                         with pytest.raises(ServiceUnavailable):
                             await operation(held.lock_id)
+                    with pytest.raises(ServiceUnavailable):
+                        await backend.lookup(lock_id=held.lock_id)
                 assert (await backend.extend(held.lock_id, 600_000)).ok
                 assert not held.lost
 

@@ -1,8 +1,9 @@
-"""A lock whose slot moves to another node of a cluster: its index is there, the lock not yet.
+"""A lock whose slot moves to another node of a cluster: its index is on one, the lock on the other.
 
 Redis moves the names of a slot one after the other. Scripts name the index and the list of live
-locks, but not the lock, which they learn from the index. So Redis executes them as soon as those
-two are there. The scripts run here on one server, with the names of a cluster.
+locks, but not the lock, which they learn from the index. So Redis executes them where those two
+are. The scripts run here on one server, with the names of a cluster; ``test_heartbeat_cluster``
+has the same on a real one.
 """
 
 from __future__ import annotations
@@ -33,16 +34,21 @@ def acquired(calls, run):
     return acquire.lock_id, calls.names.of("k").lock
 
 
+def stored(client):
+    return {name: client.dump(name) for name in client.scan_iter()}
+
+
 def calls_by_id(calls, lock_id):
     return {
         "release": calls.release(lock_id),
         "extend": calls.extend(lock_id, LONG_MS),
         "adopt": calls.adopt(lock_id, LONG_MS, None),
         "lookup": calls.lookup(None, lock_id),
+        "undo": calls.undo(lock_id),
     }
 
 
-NOT_FOUND = {"release": -1, "extend": [-1], "adopt": -1, "lookup": None}
+NOT_FOUND = {"release": -1, "extend": [-1], "adopt": -1, "lookup": None, "undo": 0}
 OPERATIONS = pytest.mark.parametrize("operation", NOT_FOUND)
 
 
@@ -82,3 +88,16 @@ def test_on_one_server_a_lock_that_is_gone_is_not_found(client, run, operation):
     lock_id, name = acquired(calls, run)
     client.delete(name)
     assert run(calls_by_id(calls, lock_id)[operation]) == NOT_FOUND[operation]
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+@OPERATIONS
+def test_an_error_that_has_another_cause_is_raised(client, run, operation, clustered):
+    calls = Calls(clustered=clustered)
+    lock_id, name = acquired(calls, run)
+    client.delete(name)
+    client.rpush(name, "of another application")
+    before = stored(client)
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        run(calls_by_id(calls, lock_id)[operation])
+    assert stored(client) == before

@@ -30,7 +30,7 @@ end
 local held = redis.call('GET', lockKey)
 if not held then
   if string.sub(KEYS[1], 1, 1) == '{' and lockKey ~= KEYS[1] .. ':undone' then
-    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+    return redis.error_reply('TRYAGAIN the lock may be on another node')
   end
   return -1
 end

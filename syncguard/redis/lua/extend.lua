@@ -10,8 +10,8 @@
 --
 -- returns a list with one number for each lock:
 --         expiresAtMs extended; 0 not the owner; -1 not found; -2 expired
--- or the error TRYAGAIN on a cluster, if the slot is moving: an index is on this node already, and
--- its lock perhaps not yet
+-- or the error TRYAGAIN on a cluster, if the slot is moving: an index is on this node, and its lock
+-- perhaps on the other one
 local call = redis.call
 local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -38,8 +38,9 @@ local count = #KEYS - 1
 local lockKeys = call('MGET', unpack(KEYS, 2))
 local results, records, expiries = {}, {}, {}
 for i = 1, count do
-  local held = lockKeys[i] and call('GET', lockKeys[i])
-  if held then
+  -- With pcall: on a node that the slot leaves, Redis refuses to read a lock that has left already.
+  local held = lockKeys[i] and redis.pcall('GET', lockKeys[i])
+  if type(held) == 'string' then
     local expiry = string.format('%.0f', nowMs + ARGV[2 * i])
     local record, expiresAtMs = extended(held, ARGV[2 * i - 1], expiry)
     if not record then
@@ -51,9 +52,11 @@ for i = 1, count do
       records[i] = record
       expiries[i] = expiry
     end
+  elseif held and not string.find(held.err, 'non local key', 1, true) then
+    return call('GET', lockKeys[i])  -- raises the other error
   elseif lockKeys[i] and string.sub(KEYS[1], 1, 1) == '{'
     and lockKeys[i] ~= KEYS[i + 1] .. ':undone' then
-    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+    return redis.error_reply('TRYAGAIN the lock may be on another node')
   else
     results[i] = -1
   end

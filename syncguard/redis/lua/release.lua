@@ -10,19 +10,23 @@
 -- (also read and written: the lock that the index names, its waiting flag and its wake-up list)
 --
 -- returns 1 released; 0 not the owner; -1 not found; -2 expired; the error TRYAGAIN on a cluster, if
---         the slot is moving: the index is on this node already, and the lock perhaps not yet
+--         the slot is moving: the index is on this node, and the lock perhaps on the other one
 local call = redis.call
 local lockKey = call('GET', KEYS[1])
 if not lockKey then
   return -1
 end
-local held = call('GET', lockKey)
-if not held then
+-- With pcall: on a node that the slot leaves, Redis refuses to read a lock that has left already.
+local held = redis.pcall('GET', lockKey)
+if type(held) ~= 'string' then
+  if held and not string.find(held.err, 'non local key', 1, true) then
+    return call('GET', lockKey)  -- raises the other error
+  end
   if lockKey == KEYS[1] .. ':undone' then
     return -1  -- a tombstone of undo.lua stays
   end
   if string.sub(KEYS[1], 1, 1) == '{' then
-    return redis.error_reply('TRYAGAIN the lock may still be on another node')
+    return redis.error_reply('TRYAGAIN the lock may be on another node')
   end
   call('DEL', KEYS[1])
   return -1

@@ -14,11 +14,24 @@
 -- script, also in other languages, it looks like the index of a lock that is gone. It has the hash
 -- tag of the index, so a script on a cluster may look for it.
 --
--- returns 1 a lock had this id, and is released; 0 no lock had it
+-- returns 1 a lock had this id, and is released; 0 no lock had it; the error TRYAGAIN on a cluster, if
+--         the slot is moving: the index is on this node, and the lock perhaps on the other one
 local call = redis.call
 local tombstone = KEYS[1] .. ':undone'
 local lockKey = call('GET', KEYS[1])
-local held = lockKey and call('GET', lockKey)
+local held = false
+if lockKey and lockKey ~= tombstone then
+  -- With pcall: on a node that the slot leaves, Redis refuses to read a lock that has left already.
+  held = redis.pcall('GET', lockKey)
+  if type(held) ~= 'string' then
+    if held and not string.find(held.err, 'non local key', 1, true) then
+      return call('GET', lockKey)  -- raises the other error
+    end
+    if string.sub(KEYS[1], 1, 1) == '{' then
+      return redis.error_reply('TRYAGAIN the lock may be on another node')
+    end
+  end
+end
 if held and cjson.decode(held).lockId ~= ARGV[1] then
   held = false
 end
