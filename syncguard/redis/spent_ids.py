@@ -30,5 +30,6 @@ def of_lock(lock_name: str) -> str:
     """The spent ids of a lock, as acquire.lua takes them: ",id,id,"; empty if there are none."""
     if not _lock_names:
         return ""
-    ids = [lock_id for lock_id, name in list(_lock_names.items()) if name == lock_name]
+    # A copy: until Python 3.11, list(items()) may run the collector, and so code that adds an id.
+    ids = [lock_id for lock_id, name in _lock_names.copy().items() if name == lock_name]
     return f",{','.join(ids)}," if ids else ""
