@@ -20,6 +20,7 @@ import redis
 from syncguard._backend.required import check_signal
 from syncguard._lock.background_tasks import keep
 from syncguard._lock.sleeping_waiter import SLICE_MS
+from syncguard.redis._transport.closed_connection import closed_is_a_fault
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncConnection,
@@ -197,7 +198,8 @@ class _Listening:
             if listener.is_limited and not CLUSTER_LIMIT.admit(self):
                 listener.pause()  # too many buckets have waiters
             else:
-                await self._listen_on(await take_async(listener.pool))
+                with closed_is_a_fault():
+                    await self._listen_on(await take_async(listener.pool))
             is_cancelled = False
         except FAULTS:
             listener.pause()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, Protocol, TypeVar
 
 import redis
@@ -24,6 +24,7 @@ from redis.exceptions import NoScriptError
 from syncguard._backend.deadline import Deadline
 from syncguard._lock.cancellation import continue_in_background
 from syncguard.redis._transport.acknowledged_connection import AcknowledgedConnection
+from syncguard.redis._transport.closed_connection import closed_is_a_fault
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncConnection,
@@ -83,7 +84,7 @@ class PipelinedRunner:
         self._pool = pool
         self._wait = wait
         # Shared by all backends on this pool.
-        self._connections: MutableMapping[asyncio.AbstractEventLoop, PipelinedConnection] = shared(
+        self._connections: dict[asyncio.AbstractEventLoop, PipelinedConnection] = shared(
             pool, "_".join(("pipelined", *(wait or ()))), dict
         )
         self._server = describe_server(pool)
@@ -119,13 +120,14 @@ class PipelinedRunner:
         return connection
 
     def _close_those_of_closed_loops(self) -> None:
-        for loop, connection in list(self._connections.items()):
+        # A copy, and pop: other threads open and close the connections of their loops meanwhile.
+        for loop, connection in self._connections.copy().items():
             if not connection.is_usable():
                 _abandoned.append(connection)
-                del self._connections[loop]
+                self._connections.pop(loop, None)
             elif loop.is_closed():
                 connection.close()
-                del self._connections[loop]
+                self._connections.pop(loop, None)
 
 
 class AcknowledgingRunner:
@@ -219,13 +221,14 @@ async def _send_and_read(connection: AsyncConnection, call: Call[Any]) -> object
     if not connection.is_connected:
         await connection.connect()
     call.may_be_sent = True
-    await connection.send_packed_command(packed(call))
     try:
-        try:
-            return await _read(connection, call)
-        except NoScriptError:
-            await connection.send_packed_command(packed(call, with_text=True))
-            return await _read(connection, call)
+        with closed_is_a_fault():
+            await connection.send_packed_command(packed(call))
+            try:
+                return await _read(connection, call)
+            except NoScriptError:
+                await connection.send_packed_command(packed(call, with_text=True))
+                return await _read(connection, call)
     except redis.ResponseError as error:
         raise not_serving(error) or error from None
 
@@ -320,14 +323,9 @@ class AsyncClusterRunner(AsyncCommandRunner):
         return await super().run(call, deadline)
 
     async def _result(self, call: Call[T]) -> T:
-        try:
+        # redis-py closes connections for a task that reads the map of nodes again.
+        with closed_is_a_fault():
             return await self._result_of_client(call)
-        except AttributeError as error:
-            if error.obj is not None:
-                raise
-            # redis-py closed the connection for another task, which read the map of nodes again,
-            # and then wrote to the writer that is None now.
-            raise redis.ConnectionError("the connection was closed during the call") from error
 
     async def _result_of_client(self, call: Call[T]) -> T:
         # The client may not know its nodes yet; else this does nothing. If it fails, nothing was
