@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,10 @@ from history.log import Event
 
 HANG_MS: Final = 60_000.0
 """A call that takes longer hangs: far above every time-out of the workers."""
+
+
+UNEXPECTED: Final = ("Internal", "InvalidArgument")
+"""The codes of errors that hardly any fault of a server or of the network explains."""
 
 
 def notice_ms(ttl_ms: int) -> float:
@@ -55,7 +59,8 @@ class Hold:
 class History:
     """The events of one run, by key and lock id."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], explained_errors: Container[str] = ()) -> None:
+        self.explained_errors = explained_errors
         self.events = sorted(events, key=lambda event: event.at)
         self.holds: dict[str, Hold] = {
             event.lock: Hold(event) for event in self.events if event.kind == "granted"
@@ -81,9 +86,9 @@ class History:
 Rule = Callable[[History], Iterator[Violation]]
 
 
-def check(events: Iterable[Event]) -> list[Violation]:
-    """All violations of all rules."""
-    history = History(events)
+def check(events: Iterable[Event], explained_errors: Container[str] = ()) -> list[Violation]:
+    """All violations of all rules. ``explained_errors`` are codes that the fault explains."""
+    history = History(events, explained_errors)
     return [violation for rule in RULES for violation in rule(history)]
 
 
@@ -248,6 +253,14 @@ def no_foreign_exception(history: History) -> Iterator[Violation]:
             yield Violation("no foreign exception", event.text, (event,))
 
 
+def no_unexpected_error(history: History) -> Iterator[Violation]:
+    """No call, release or extension ends with the code of a mistake in the library."""
+    unexpected = {code for code in UNEXPECTED if code not in history.explained_errors}
+    for event in history.events:
+        if event.kind in ("end", "released", "extended") and event.text in unexpected:
+            yield Violation("no unexpected error", event.text, (event,))
+
+
 RULES: Final[tuple[Rule, ...]] = (
     one_believed_holder,
     fences_increase,
@@ -258,4 +271,5 @@ RULES: Final[tuple[Rule, ...]] = (
     everything_expires,
     nothing_hangs,
     no_foreign_exception,
+    no_unexpected_error,
 )

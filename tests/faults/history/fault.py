@@ -42,6 +42,8 @@ class Fault(ABC, Generic[StoreT]):
     """How often it happens in a run."""
     min_seconds: ClassVar[float] = 0.0
     """Shorter runs would end before the fault is over."""
+    explained_errors: ClassVar[tuple[str, ...]] = ()
+    """Codes of errors that only this fault explains: see ``checker.UNEXPECTED``."""
     make_store: Callable[[], StoreT]
 
     @abstractmethod

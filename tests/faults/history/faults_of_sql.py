@@ -94,6 +94,7 @@ class PostgresConflicts(Fault[PostgresStore]):
 
     name = "PostgreSQL, serialization conflicts"
     make_store = PostgresStore
+    explained_errors = ("Internal",)  # a duplicate key that comes again and again
 
     def strike(self, store: PostgresStore, _workers: Workers, random: Random, ttl_ms: int) -> None:
         state = random.choice(("40001", "40P01", "23505"))

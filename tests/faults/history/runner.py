@@ -47,7 +47,7 @@ def run(plan: Plan, keep: Path | None = None) -> Verdict:
     started = time.monotonic()
     with TemporaryDirectory(prefix="syncguard-history-") as folder:
         events = _history(plan, Path(folder))
-        violations = check(events)
+        violations = check(events, plan.fault.explained_errors)
         grants = sum(event.kind == "granted" for event in events)
         if keep is not None and violations:
             _save(events, keep / f"{plan.fault.__name__}-{plan.seed}.txt")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from history.checker import HANG_MS, RULES, check
 from history.log import Event, Log, read, short_id
 
@@ -236,6 +238,18 @@ def test_a_call_of_a_process_that_was_killed_need_not_end():
 
 def test_a_foreign_exception_is_found():
     assert rules_broken(Event("foreign", 10, text="KeyError")) == {"no foreign exception"}
+
+
+@pytest.mark.parametrize("kind", ["end", "released", "extended"])
+def test_an_unexpected_error_is_found(kind):
+    assert rules_broken(Event(kind, 10, text="Internal")) == {"no unexpected error"}
+    assert rules_broken(Event(kind, 10, text="ServiceUnavailable")) == set()
+
+
+def test_an_error_that_the_fault_explains_breaks_no_rule():
+    events = [Event("end", 10, text="Internal"), Event("end", 11, text="InvalidArgument")]
+    (violation,) = check(events, explained_errors=("Internal",))
+    assert violation.text == "InvalidArgument"
 
 
 def test_every_rule_has_a_wrong_history_above():
