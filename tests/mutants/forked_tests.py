@@ -4,7 +4,8 @@ Starting pytest and importing Django and Celery takes longer than most mutants n
 notices them. Here that happens once for each target.
 
 ``SYNCGUARD_MUTANTS`` names the target, the number of children at a time, and the file that gets one
-line for each mutant: its number and what happened.
+line for each mutant: its number and what happened. What fails without a mutant is written to a file
+of the same name with the ending ``.log``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ TIMEOUT_S = 300
 """A mutant that hangs is noticed. Tests that take this long on a busy machine would look the same:
 give them more time, or run them alone."""
 _NOT_REPLACEABLE = 77
+_failures: list[Path] = []
+"""The file for failures, in the child without a mutant; empty in all others."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -47,12 +50,21 @@ def pytest_runtestloop() -> object:
                 _report_one(children, output)
             child = os.fork()
             if child == 0:
+                if number == AS_IT_IS:
+                    _failures.append(Path(results).with_suffix(".log"))
                 _become(file, text, after)
                 return None  # this child goes on as pytest, and ends with its exit code
             children[child] = number, time.monotonic() + TIMEOUT_S
         while children:
             _report_one(children, output)
     return True
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    for file in _failures:
+        if report.failed:
+            with file.open("a") as output:
+                print(report.nodeid, report.longreprtext, sep="\n", file=output)
 
 
 def _become(file: Path, before: str, after: str) -> None:

@@ -26,7 +26,7 @@ from collections import Counter
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
-from forked_tests import AS_IT_IS, HANGS, NOTICED, ROOT, SURVIVED, TIMEOUT_S
+from forked_tests import AS_IT_IS, HANGS, NOT_RUN, NOTICED, ROOT, SURVIVED, TIMEOUT_S
 from mutations import Mutant, mutants_of
 from targets import TARGETS, Target
 
@@ -58,10 +58,14 @@ PYTEST = (
 
 def verdicts_of_children(target: Target, processes: int) -> dict[int, str]:
     """What the forked children of one pytest say of each mutant, by its number."""
-    with tempfile.NamedTemporaryFile("r", prefix="syncguard-mutants-") as results:
+    with tempfile.TemporaryDirectory(prefix="syncguard-mutants-") as folder:
+        results = Path(folder, "results")
+        failures = results.with_suffix(".log")
+        for file in (results, failures):
+            file.touch()
         environment = {
             **os.environ,
-            "SYNCGUARD_MUTANTS": f"{target.name}|{processes}|{results.name}",
+            "SYNCGUARD_MUTANTS": f"{target.name}|{processes}|{results}",
         }
         subprocess.run(
             [*PYTEST, "-p", "forked_tests", *target.tests],
@@ -70,10 +74,12 @@ def verdicts_of_children(target: Target, processes: int) -> dict[int, str]:
             stdout=subprocess.DEVNULL,
             check=False,
         )
-        rows = [line.rstrip("\n").split(" ", 1) for line in results]
-    verdicts = {int(number): verdict for number, verdict in rows}
-    if verdicts.pop(AS_IT_IS, None) != SURVIVED:
-        raise SystemExit(f"the tests of {target.path} fail without a mutant")
+        rows = [line.split(" ", 1) for line in results.read_text().splitlines()]
+        verdicts = {int(number): verdict for number, verdict in rows}
+        if verdicts.pop(AS_IT_IS, None) != SURVIVED:
+            raise SystemExit(
+                f"{failures.read_text()}the tests of {target.path} fail without a mutant"
+            )
     return verdicts
 
 
@@ -101,11 +107,14 @@ def verdict_when_imported(target: Target, mutant: Mutant) -> str:
 
 
 def verdicts_of(
-    target: Target, mutants: list[Mutant], threads: Executor, processes: int
+    target: Target, mutants: list[Mutant], known: set[int], threads: Executor, processes: int
 ) -> list[str]:
-    """What happened to each mutant."""
+    """What happened to each mutant. ``known`` are the numbers of those that are explained."""
     verdicts = verdicts_of_children(target, processes)
-    left = [n for n in range(len(mutants)) if verdicts.get(n) not in (NOTICED, HANGS)]
+    for n in known:
+        if verdicts.get(n) != NOTICED:  # also if its tests only took too long
+            verdicts[n] = EXPLAINED
+    left = [n for n in range(len(mutants)) if verdicts.get(n) in (None, SURVIVED, NOT_RUN)]
     broken = Mutant(1, 0, 0, "", "this is no program\n")
     if left and verdict_when_imported(target, broken) == SURVIVED:
         raise SystemExit(f"the tests of {target.path} do not run the mutants")
@@ -120,19 +129,18 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     targets = [each for each in TARGETS if not options.names or each.name in options.names]
-    known, survivors = explained(), 0
+    reasons, survivors = explained(), 0
     began = time.monotonic()
     print("| file | mutants | noticed | explained | survived |\n|---|---|---|---|---|", flush=True)
     with ThreadPoolExecutor(options.processes) as threads:
         for target in targets:
             text = (ROOT / target.path).read_text()
             mutants = mutants_of(text, Path(target.path).suffix, target.functions)
+            names = [identity(mutant, text) for mutant in mutants]
+            known = {n for n, name in enumerate(names) if (target.path, name) in reasons}
             counts: Counter[str] = Counter()
-            verdicts = verdicts_of(target, mutants, threads, options.processes)
-            for mutant, verdict in zip(mutants, verdicts, strict=True):
-                name = identity(mutant, text)
-                if verdict == SURVIVED and (target.path, name) in known:
-                    verdict = EXPLAINED
+            verdicts = verdicts_of(target, mutants, known, threads, options.processes)
+            for name, verdict in zip(names, verdicts, strict=True):
                 counts[verdict] += 1
                 if verdict in (HANGS, SURVIVED):
                     print(f"{target.path} | {name} | {verdict}", file=sys.stderr, flush=True)
