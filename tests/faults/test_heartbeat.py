@@ -273,7 +273,7 @@ def test_a_short_lock_does_not_wait_for_the_silent_connection_of_a_long_one(
             first = long_held.expires_at_ms, short_held.expires_at_ms
             relay.trigger = long_held.lock_id.encode()
             beat_now(long)
-            wait_until(lambda: bool(relay.silent))
+            wait_until(lambda: relay.is_silent)
             connection = heartbeat._heartbeat.thread.connections[id(backend), None]
             silent = connection.channel
             beat_now(short)

@@ -442,7 +442,7 @@ def test_asyncio_a_short_lock_does_not_wait_for_the_silent_connection_of_a_long_
                 first = long.expires_at_ms, short.expires_at_ms
                 relay.trigger = long.lock_id.encode()
                 beat_now(long, backend)
-                await wait_until_async(lambda: bool(relay.silent))
+                await wait_until_async(lambda: relay.is_silent)
                 beat_now(short, backend)
                 await wait_until_async(lambda: short.lost or short.expires_at_ms > first[1])
                 assert not short.lost

@@ -315,7 +315,7 @@ def test_every_script_starts_with_its_arguments_and_results(script):
 @pytest.mark.parametrize("script", ALL_SCRIPTS, ids=lambda s: s.name)
 def test_every_script_that_takes_a_lock_id_checks_the_owner(script):
     code = script.text
-    if "-- ARGV[1] lockId" in code and script is not scripts.ACQUIRE:
+    if "-- ARGV[1] lockId" in code and script.name != "acquire":
         assert ".lockId ~= ARGV[1]" in code
     if script is scripts.ACQUIRE:
         assert "data.lockId == ARGV[1]" in code

@@ -24,7 +24,7 @@ def holder(syncguard_redis):
 
 @pytest.fixture
 def run(syncguard_redis):
-    """Run a coroutine function with a backend, for at most a minute."""
+    """Run a coroutine function with a backend; not for ever, on a busy machine either."""
 
     def run(main, **options):
         async def with_backend():
@@ -34,7 +34,7 @@ def run(syncguard_redis):
             async with AsyncRedisBackend.from_url(url, **options) as backend:
                 return await main(backend)
 
-        return asyncio.run(asyncio.wait_for(with_backend(), 60))
+        return asyncio.run(asyncio.wait_for(with_backend(), 240))
 
     return run
 
@@ -45,7 +45,7 @@ async def take(backend, key):
 
 
 async def until(condition):
-    async with asyncio.timeout(25) if hasattr(asyncio, "timeout") else _Unbounded():
+    async with asyncio.timeout(120) if hasattr(asyncio, "timeout") else _Unbounded():
         while not condition():
             await asyncio.sleep(0.002)
 
