@@ -150,16 +150,19 @@ except LockLost:
 
 @pytest.fixture
 def started_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The threads that called Thread.start()."""
-    idents: list[int] = []
+    """The native ids of the threads that called Thread.start().
+
+    Not ``ident``: a new thread may get the one of a thread that has ended.
+    """
+    native_ids: list[int] = []
     start = threading.Thread.start
 
     def record(thread: threading.Thread) -> None:
-        idents.append(threading.get_ident())
+        native_ids.append(threading.get_native_id())
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", record)
-    return idents
+    return native_ids
 
 
 def test_under_a_lock_with_a_heartbeat_no_thread_is_started_where_the_holder_runs(
@@ -180,7 +183,7 @@ def test_under_a_lock_with_a_heartbeat_no_thread_is_started_where_the_holder_run
                     backend.release(held.lock_id)
                     held.renewed(holder_clock_ms() - 60_000, 60_000, held.expires_at_ms)
             assert told.wait(20)
-            assert threading.get_ident() not in started_by
+            assert threading.get_native_id() not in started_by
 
 
 def test_the_heartbeat_thread_starts_no_thread(
@@ -189,4 +192,4 @@ def test_the_heartbeat_thread_starts_no_thread(
     """On CPython 3.10 and 3.11 it would wait for ever if it is killed at that moment."""
     with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
         wait_until_extended(held)  # on a connection that was opened meanwhile
-        assert heartbeat_thread().ident not in started_by
+        assert heartbeat_thread().native_id not in started_by
