@@ -269,9 +269,9 @@ class RedisBackend(Configured, BlockingBackend):
     ) -> list[LockInfoDebug]:
         """Find live locks by a condition that only this process can evaluate. SENSITIVE.
 
-        Finds every lock that is held during the whole search. Pass the fence and the time of the
-        acquisition if they are known: then the server returns only locks that match both. Do not
-        decide about writes with the result.
+        Finds every lock that is held during the whole search, unless a cluster moves it to another
+        node meanwhile. Pass the fence and the time of the acquisition if they are known: then the
+        server returns only locks that match both. Do not decide about writes with the result.
         """
         return run_steps(
             self._runner.run,

@@ -249,6 +249,27 @@ def test_a_lock_that_is_half_moved_is_undone_once_it_has_moved(
         wait_until(lambda: not backend.is_locked("k"), 60)
 
 
+@MOVED_FIRST
+def test_a_lock_that_is_half_moved_stays_in_the_list(
+    replicated: ClusterServers, first: str
+) -> None:
+    """While it moves, the list may miss it; and an expired entry is on neither node."""
+    with client_of(replicated) as client:
+        backend = RedisBackend(client, key_prefix=f"list-{first}")
+        held = backend.acquire("k", 600_000)
+        assert held.ok
+        live = backend._calls.names.space_of(held.lock_id).live
+        client.zadd(live, {f"{live}:expired": 1})
+        with replicated.half_moved(
+            slot_of(backend, "k"), *moved_first(backend, held.lock_id, first)
+        ):
+            page = backend.page_raw()
+            assert (page.locks, page.total) == ([], 1)
+            assert backend.find_raw(lambda _: True) == []
+        assert [info.fence for info in backend.live_locks()] == [held.fence]
+        assert [info.fence for info in backend.find_raw(lambda _: True)] == [held.fence]
+
+
 def test_a_lock_is_released_while_its_slot_begins_to_move(replicated: ClusterServers) -> None:
     """The node then refuses to look for a waiter: that name does not exist."""
     with client_of(replicated) as client:

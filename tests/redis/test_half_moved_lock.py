@@ -101,3 +101,34 @@ def test_an_error_that_has_another_cause_is_raised(client, run, operation, clust
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         run(calls_by_id(calls, lock_id)[operation])
     assert stored(client) == before
+
+
+@pytest.mark.parametrize(("clustered", "entries"), [(False, 0), (True, 1)])
+def test_the_list_keeps_the_entry_of_a_lock_that_may_be_on_the_other_node(
+    client, run, clustered, entries
+):
+    calls = Calls(clustered=clustered)
+    lock_id, name = acquired(calls, run)
+    client.delete(name)
+    space = calls.names.space_of(lock_id)
+    assert run(calls.live_locks(space, 0, 10))[2:] == [[None] * entries, entries]
+    assert run(calls.walk(space, "0", []))[3] == []
+    assert client.zcard(space.live) == entries
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_the_list_raises_an_error_that_has_another_cause(client, run, clustered):
+    calls = Calls(clustered=clustered)
+    lock_id, _ = acquired(calls, run)
+    space = calls.names.space_of(lock_id)
+    before = stored(client)
+    client.acl_setuser("reader", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-mget"])
+    try:
+        client.execute_command("AUTH", "reader", "any")
+        for call in (calls.live_locks(space, 0, 10), calls.walk(space, "0", [])):
+            with pytest.raises(redis.ResponseError, match="The user executing the script"):
+                run(call)
+    finally:
+        client.execute_command("AUTH", "default", "any")
+        client.acl_deluser("reader")
+    assert stored(client) == before

@@ -6,19 +6,40 @@
 -- ARGV[2] limit    at most 1000: Lua cannot unpack many more; 0: only count
 -- (also read: the locks that the set names)
 --
--- returns {seconds, microseconds, {json, ...}, liveLocks}
+-- returns {seconds, microseconds, {json, ...}, liveLocks}; nil instead of a json for a lock that is
+--         not on this node, on a cluster whose slot is moving
 local call = redis.call
 local time = call('TIME')
 local nowMs = time[1] * 1000 + math.floor(time[2] / 1000)
+local isClustered = string.sub(KEYS[1], 1, 1) == '{'
 local locks = {}
+
+-- On a node that a slot leaves, Redis refuses to read a lock that has left already, and with it all
+-- others of the same request: then each is read alone.
+local function read(names)
+  local found = redis.pcall('MGET', unpack(names))
+  if not found.err then
+    return found
+  end
+  if not string.find(found.err, 'non local key', 1, true) then
+    return redis.call('MGET', unpack(names))  -- raises the other error
+  end
+  found = {}
+  for i, name in ipairs(names) do
+    local one = redis.pcall('MGET', name)
+    found[i] = not one.err and one[1]
+  end
+  return found
+end
 
 -- Make the entries of the set agree with the locks they name. A client in another language does not
 -- know the set: when it releases a lock, the entry stays; when it extends one, the expiry is the
--- old one. Returns whether an entry was changed.
+-- old one. (Such clients do not run on a cluster: there, a lock that is missing before its expiry may
+-- be on the other node, and its entry stays.) Returns whether an entry was changed.
 local function repair(names, expiries, areExpired)
   local changed = false
   local gone = {}
-  locks = call('MGET', unpack(names))
+  locks = read(names)
   for i, name in ipairs(names) do
     local lock = locks[i]
     -- A plain find: a pattern would double the time of a page.
@@ -27,7 +48,7 @@ local function repair(names, expiries, areExpired)
     if stored and tonumber(stored) > nowMs then
       call('ZADD', KEYS[1], stored, name)
       changed = true
-    elseif not lock or areExpired then
+    elseif areExpired or not (lock or isClustered) then
       gone[#gone + 1] = name
     end
   end
