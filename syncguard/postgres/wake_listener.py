@@ -128,7 +128,11 @@ class Listener:
         try:
             self._connect_and_listen()
         finally:
-            self._is_started = False
+            with self._guard:
+                self._is_started = False
+        if self._waiters:
+            # Somebody subscribed after this thread had decided to end, and ``start`` did nothing.
+            self.start()
 
     def _connect_and_listen(self) -> None:
         failures = 0

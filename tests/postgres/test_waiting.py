@@ -14,7 +14,7 @@ from wait_until import wait_until
 from syncguard import Acquisition, aio, lock
 from syncguard.postgres import DEFAULT_LOCKS_TABLE, AsyncPostgresBackend, PostgresBackend
 from syncguard.postgres.address import Address
-from syncguard.postgres.wake_listener import Listener
+from syncguard.postgres.wake_listener import Listener, Subscription
 
 LONG_MS = 60_000
 ONLY_WOKEN = Acquisition(max_retries=1, retry_delay_ms=100_000, jitter="none", timeout_ms=120_000)
@@ -156,6 +156,25 @@ def test_a_waiter_whose_listener_lost_its_connection_is_woken_all_the_same(block
         sql("SELECT pg_terminate_backend(%s)", (pid,))
         held.release()
         assert waiting.result(timeout=100)
+
+
+def test_a_waiter_that_comes_while_the_listener_ends_is_listened_for(monkeypatch):
+    """It finds the listener started, and does not start it."""
+    listener = Listener(Address("postgresql://nobody.invalid/none", {}))
+    waiter = Subscription("payload", lambda: None)
+    rounds = []
+
+    def listen():
+        rounds.append(True)
+        if len(rounds) == 1:
+            listener.subscribe(waiter)
+            listener.start()
+        else:
+            listener.unsubscribe(waiter)
+
+    monkeypatch.setattr(listener, "_connect_and_listen", listen)
+    listener.start()
+    wait_until(lambda: len(rounds) == 2 and not listener._is_started)
 
 
 def test_a_waiter_that_gives_up_passes_its_wake_up_on(blocking):
