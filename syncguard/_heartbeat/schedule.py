@@ -127,6 +127,9 @@ class Schedule(Generic[ConnectionT]):
             if now_ms >= beat.lost_at_ms:
                 beat.over = True
                 lost.append(beat)
+            elif now_ms >= beat.renew_until_ms:
+                beat.due_ms = _NEVER  # it was due earlier, but this process was paused meanwhile
+                self._push(beat)
             else:
                 beat.sending = True
                 self._push(beat)

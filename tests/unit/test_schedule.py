@@ -200,6 +200,19 @@ def test_an_extension_that_is_due_when_max_hold_ms_ends_is_not_sent(schedule):
     assert schedule.take_due(START + TTL / 3) == ([], [])
 
 
+def test_an_extension_that_comes_late_is_not_sent_after_max_hold_ms(schedule):
+    beat = watch(schedule, max_hold_ms=1_500)
+    assert schedule.take_due(START + 1_500) == ([], [])
+    assert not beat.sending
+    assert schedule.next_ms() == beat.lost_at_ms
+    assert schedule.take_due(START + TTL) == ([beat], [])
+
+
+def test_an_extension_that_comes_late_is_sent_before_max_hold_ms(schedule):
+    beat = watch(schedule, max_hold_ms=1_500)
+    assert schedule.take_due(START + 1_499) == ([], [beat])
+
+
 def test_with_max_hold_ms_below_a_third_of_the_ttl_a_lock_is_never_extended(schedule):
     beat = watch(schedule, max_hold_ms=500)
     assert schedule.take_due(START + 2_900) == ([], [])
