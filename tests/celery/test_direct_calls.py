@@ -12,6 +12,7 @@ from wrapped_backends import release_as_administrator
 from syncguard import LockError, LockLost
 from syncguard_celery import (
     LockContended,
+    contention,
     current_fence,
     locked_task,
     task_lock_contended,
@@ -30,12 +31,22 @@ def test_a_direct_call_waits_and_then_raises_lock_contended(settle, syncguard_ba
     assert raised.value.fence == "000000000000001"
 
 
-def test_a_direct_call_waits_no_longer_than_its_contention_timeout(settle, syncguard_backend):
+def test_a_direct_call_waits_no_longer_than_its_contention_timeout(
+    settle, syncguard_backend, monkeypatch
+):
+    acquisition_within, limits_ms = contention.acquisition_within, []
+
+    def record_limit(timeout_ms):
+        limits_ms.append(timeout_ms)
+        return acquisition_within(timeout_ms)
+
+    monkeypatch.setattr(contention, "acquisition_within", record_limit)
     with syncguard_backend.acquire("invoice:42", 20_000):
         started = time.monotonic()
         with pytest.raises(LockContended):
             settle(42)
-    assert 0.3 <= time.monotonic() - started < 5  # the default is five seconds
+    assert time.monotonic() - started >= 0.3
+    assert limits_ms == [300]
 
 
 def test_waiting_is_limited_by_time_and_not_by_the_number_of_attempts(app, syncguard_backend):
@@ -71,7 +82,7 @@ def test_a_call_with_policy_skip_or_fail_does_not_wait(app, syncguard_backend, p
 
 
 def test_a_direct_call_gets_the_lock_when_it_is_released(app, syncguard_backend):
-    @locked_task(app=app, name="waiting", key="invoice:{invoice_id}")
+    @locked_task(app=app, name="waiting", key="invoice:{invoice_id}", contention_timeout_ms=60_000)
     def waiting(invoice_id):
         return current_fence()
 
@@ -94,17 +105,17 @@ class TestAcquiredAtOnceOrAfterWaiting:
         return call
 
     def test_its_holder_has_a_label(self, app, syncguard_backend, call):
-        @locked_task(app=app, name="look", key="k")
+        @locked_task(app=app, name="look", key="k", contention_timeout_ms=60_000)
         def look():
             return syncguard_backend.lookup(key="k").holder
 
         assert call(look).startswith("look@")
 
     def test_losing_the_lock_interrupts_the_call(self, app, syncguard_backend, call):
-        @locked_task(app=app, name="lose", key="k", ttl_ms=3_000)
+        @locked_task(app=app, name="lose", key="k", ttl_ms=3_000, contention_timeout_ms=60_000)
         def lose():
             release_as_administrator(syncguard_backend, "k")
-            threading.Event().wait(10)
+            threading.Event().wait(60)
             survived.append("to the end")
 
         survived = []
@@ -113,9 +124,16 @@ class TestAcquiredAtOnceOrAfterWaiting:
         assert not survived
 
     def test_max_hold_ms_ends_the_lock(self, app, call):
-        @locked_task(app=app, name="hang", key="k", ttl_ms=1_000, max_hold_ms=1_500)
+        @locked_task(
+            app=app,
+            name="hang",
+            key="k",
+            ttl_ms=1_000,
+            max_hold_ms=1_500,
+            contention_timeout_ms=60_000,
+        )
         def hang():
-            threading.Event().wait(10)
+            threading.Event().wait(60)
             survived.append("to the end")
 
         survived = []
@@ -126,9 +144,16 @@ class TestAcquiredAtOnceOrAfterWaiting:
     def test_without_auto_extend_the_lock_expires_after_its_ttl(
         self, app, syncguard_backend, eventually, call
     ):
-        @locked_task(app=app, name="brief", key="k", ttl_ms=1_000, auto_extend=False)
+        @locked_task(
+            app=app,
+            name="brief",
+            key="k",
+            ttl_ms=1_000,
+            auto_extend=False,
+            contention_timeout_ms=60_000,
+        )
         def brief():
-            eventually(lambda: not syncguard_backend.is_locked("k"), 10)
+            eventually(lambda: not syncguard_backend.is_locked("k"), 60)
 
         with pytest.raises(LockLost):
             call(brief)

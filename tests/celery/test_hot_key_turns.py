@@ -113,6 +113,7 @@ def test_the_next_task_may_wait_while_the_task_that_waited_runs(
     assert (first().state, second().state) == ("SUCCESS", "SUCCESS")
 
 
+@pytest.mark.usefixtures("long_attempts")
 def test_a_task_whose_wait_ends_without_the_lock_is_published_again_and_frees_its_place(
     hot, deliver, syncguard_backend, monkeypatch, waiter
 ):
@@ -150,13 +151,14 @@ def test_a_soft_time_limit_ends_the_wait_and_frees_the_place(
             (scene.name,), queue=prefork.queue, soft_time_limit=1.7
         )
         with pytest.raises(SoftTimeLimitExceeded):
-            second.get(timeout=30)
+            second.get(timeout=100)
         queue = f"syncguard:id::queue:syncguard:visit:{scene.name}"
         eventually(lambda: client.hget(queue, "waiter") is None)
     scene.go()
     holder.get(timeout=30)
 
 
+@pytest.mark.usefixtures("long_attempts")
 def test_contention_and_acquisition_of_a_task_are_logged_once_each(
     hot, deliver, syncguard_backend, monkeypatch, caplog
 ):
@@ -248,6 +250,7 @@ def test_the_delay_grows_with_the_number_of_attempts(syncguard_backend, monkeypa
     assert delay_ms(10_000) == hot_key_turns.MAX_DELAY_MS
 
 
+@pytest.mark.usefixtures("long_attempts")
 def test_a_task_that_met_contention_reports_to_the_queue_how_long_it_held_the_lock(
     hot, deliver, syncguard_backend, syncguard_redis, monkeypatch
 ):

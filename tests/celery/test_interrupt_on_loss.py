@@ -34,7 +34,7 @@ def in_a_thread(function):
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(30)
+    thread.join(250)
     (result,) = outcome
     if isinstance(result, BaseException):
         raise result
@@ -246,13 +246,15 @@ def test_a_signal_handler_installed_after_ours_does_not_prevent_the_interrupt(mo
     first = MainThreadInterrupt()
     ours = signal.signal(signal.SIGURG, lambda *_: received.append("foreign"))
     try:
-        fire_soon(first)
+        firing = FiringThread(first)
         with pytest.raises(LockLost):
             first.arm()
+            firing.go.append(True)
             deadline = time.monotonic() + 20
             while time.monotonic() < deadline:
                 time.sleep(0.001)
         first.disarm()
+        firing.join()
         second = MainThreadInterrupt()  # installs our handler again
         assert signal.getsignal(signal.SIGURG) is ours
         received.clear()

@@ -128,11 +128,11 @@ def test_it_is_released_when_the_task_fails(prefork, worker_app, scene, lock_of)
 def test_it_is_released_when_the_task_is_revoked_before_it_runs(
     prefork, worker_app, scene, lock_of, eventually
 ):
-    result = worker_app.unique.apply_async((scene.name,), queue=prefork.queue, countdown=2)
+    result = worker_app.unique.apply_async((scene.name,), queue=prefork.queue, countdown=8)
     assert lock_of() is not None
     result.revoke()
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=30)
+        result.get(timeout=100)
     eventually(lambda: lock_of() is None)
     assert scene.events() == []
 
@@ -228,14 +228,14 @@ def test_a_redelivered_message_acquires_a_new_lock(killable, worker_app, scene):
 def test_a_retry_keeps_the_lock_during_its_countdown_with_a_new_id(
     prefork, worker_app, scene, lock_of
 ):
-    result = worker_app.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
+    result = worker_app.unique_retrying.apply_async((scene.name, 8), queue=prefork.queue)
     scene.seen("enter")
     first = lock_of()
     rival = worker_app.unique_or_fail.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockContended) as raised:
-        rival.get(timeout=30)
+        rival.get(timeout=100)
     assert raised.value.fence == first.fence
-    assert result.get(timeout=60) == 1
+    assert result.get(timeout=100) == 1
     entered = [line for line in scene.notes() if line["event"] == "enter"]
     assert [line["fence"] for line in entered] == [first.fence] * 2
     assert lock_of() is None
@@ -295,17 +295,17 @@ def test_a_retry_with_other_arguments_has_another_lock(
 
 
 def test_a_duplicate_of_a_task_in_its_countdown_returns_its_result(prefork, worker_app, scene):
-    first = worker_app.unique_retrying.apply_async((scene.name, 1.5), queue=prefork.queue)
+    first = worker_app.unique_retrying.apply_async((scene.name, 8), queue=prefork.queue)
     scene.seen("enter")
     second = worker_app.unique_retrying.apply_async((scene.name,), queue=prefork.queue)
     assert second.id == first.id
-    assert second.get(timeout=30) == 1
+    assert second.get(timeout=100) == 1
 
 
 def test_revoking_a_retry_in_its_countdown_releases(
     prefork, worker_app, scene, lock_of, eventually
 ):
-    result = worker_app.unique_retrying.apply_async((scene.name, 2), queue=prefork.queue)
+    result = worker_app.unique_retrying.apply_async((scene.name, 8), queue=prefork.queue)
     eventually(lambda: result.state == "RETRY")
     assert lock_of() is not None
     result.revoke()
@@ -316,7 +316,7 @@ def test_autoretry_keeps_the_lock_too(prefork, worker_app, scene, lock_of, event
     result = worker_app.unique_autoretrying.apply_async((scene.name,), queue=prefork.queue)
     eventually(lambda: result.state == "RETRY")
     assert lock_of().fence == "000000000000001"
-    assert result.get(timeout=60) == 1
+    assert result.get(timeout=100) == 1
     assert [line["fence"] for line in scene.notes()] == ["000000000000001"] * 2
     assert lock_of() is None
 
@@ -324,7 +324,7 @@ def test_autoretry_keeps_the_lock_too(prefork, worker_app, scene, lock_of, event
 def test_autoretry_releases_the_lock_after_its_last_retry(prefork, worker_app, scene, lock_of):
     result = worker_app.unique_autoretrying.apply_async((scene.name, True), queue=prefork.queue)
     with pytest.raises(worker_app.Flaky):
-        result.get(timeout=60)
+        result.get(timeout=100)
     assert lock_of() is None
 
 

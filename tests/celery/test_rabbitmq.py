@@ -98,7 +98,7 @@ def test_locks_fences_and_publish_time_locks_work_with_rabbitmq(
             cwd=folder,
             env=environment,
             check=True,
-            timeout=60,
+            timeout=250,
         )
     finally:
         worker.terminate()

@@ -129,5 +129,5 @@ def test_a_task_that_lost_its_lock_is_interrupted_and_delivered_again(
 def test_a_task_that_always_hangs_fails_after_its_retries(prefork, redelivered_tasks, scene):
     result = redelivered_tasks.hanging_always.apply_async((scene.name,), queue=prefork.queue)
     with pytest.raises(LockLost):
-        result.get(timeout=60)
+        result.get(timeout=100)
     assert scene.events() == ["begin", "begin"]

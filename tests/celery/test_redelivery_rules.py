@@ -274,15 +274,17 @@ class TestTheLockOfTheFirstDeliveryIsGone:
 
     @pytest.mark.parametrize("stale", [None, LockContended()], ids=["pending", "contended"])
     def test_the_copy_runs_later_if_the_lock_was_released_and_no_end_is_stored(
-        self, results, deliver, seen, syncguard_backend, clock, bodies, stale
+        self, results, deliver, seen, syncguard_backend, stopped_clock, bodies, stale
     ):
         """As after a shutdown: the task was interrupted and released its lock."""
         if stale is not None:
             results.mark_as_retry(seen.id, stale)
+        released_ms = syncguard_backend.lookup(key="k").expires_at_ms - TTL_MS / 2
         syncguard_backend.release(seen.lock_id)
+        stopped_clock.now_ms = released_ms
         look(deliver)
         look(deliver)
-        clock.ahead_ms = 6_000
+        stopped_clock.now_ms = released_ms + 6_000
         assert deliver().state == "SUCCESS"
         assert len(bodies) == 1
 

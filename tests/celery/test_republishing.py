@@ -137,6 +137,7 @@ class TestPublishedAgainAfterContention:
         assert fourth == {"attempts": 4, "since": 1_000}
 
 
+@pytest.mark.usefixtures("long_attempts")
 def test_a_retry_meets_contention_if_another_holder_acquires_the_lock_first(
     app, syncguard_backend, monkeypatch
 ):
@@ -146,7 +147,7 @@ def test_a_retry_meets_contention_if_another_holder_acquires_the_lock_first(
         def lookup(self, **options):
             info = self.backend.lookup(**options)
             if predecessor.release().ok:
-                self.backend.acquire("k", 3_000, holder="somebody else")
+                self.backend.acquire("k", 60_000, holder="somebody else")
             return info
 
     @locked_task(

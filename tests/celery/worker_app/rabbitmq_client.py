@@ -10,10 +10,10 @@ import worker_app
 queue = os.environ["WORKER_APP_QUEUE"]
 name = uuid.uuid4().hex
 
-assert worker_app.visiting.apply_async((name,), queue=queue).get(timeout=30)
-first = worker_app.unique.apply_async((name,), queue=queue, countdown=1)
+assert worker_app.visiting.apply_async((name,), queue=queue).get(timeout=150)
+first = worker_app.unique.apply_async((name,), queue=queue, countdown=8)
 assert worker_app.unique.apply_async((name,), queue=queue).id == first.id
-assert first.get(timeout=30) == "000000000000001"
+assert first.get(timeout=100) == "000000000000001"
 step = worker_app.child.si(f"family:{name}").set(queue=queue)
 chained = worker_app.parent.si(name, "nothing").set(queue=queue) | step
-assert chained.delay().get(timeout=30) == "000000000000001"
+assert chained.delay().get(timeout=100) == "000000000000001"

@@ -16,7 +16,7 @@ def work(name: str, die: bool) -> str:
     note(name, "begin")
     if die and notes.set(f"died:{name}", "1", nx=True):
         os.kill(os.getpid(), signal.SIGKILL)
-    wait_for_go(name, 100)  # the test may have to start a second worker meanwhile
+    wait_for_go(name)  # the test may have to start a second worker meanwhile
     note(name, "end")
     return f"done with {current_fence()}"
 
@@ -58,7 +58,7 @@ def retried_when_lost(self, name):
 
 
 @locked_task(
-    app=app, key="delivery:{name}", ttl_ms=600, max_hold_ms=900, on_lost="retry", max_retries=1
+    app=app, key="delivery:{name}", ttl_ms=6_000, max_hold_ms=8_000, on_lost="retry", max_retries=1
 )
 def hanging_always(name):
     note(name, "begin")

@@ -71,7 +71,7 @@ def note(name: str, event: str, **facts: object) -> None:
     notes.rpush(f"notes:{name}", json.dumps(facts))
 
 
-def wait_for_go(name: str, seconds: float = 30.0) -> None:
+def wait_for_go(name: str, seconds: float = 250.0) -> None:
     deadline = time.monotonic() + seconds
     while not notes.exists(f"go:{name}"):
         if time.monotonic() > deadline:
@@ -291,7 +291,7 @@ def hanging(name):
 # -- ends of a task -----------------------------------------------------------------------------
 
 
-@locked_task(app=app, key="visit:{name}", ttl_ms=20_000)
+@locked_task(app=app, key="visit:{name}", ttl_ms=120_000)
 def ending(name, how):
     """It has a long TTL: if the lock is free soon after, it was released."""
     note(name, "enter")
@@ -300,7 +300,7 @@ def ending(name, how):
     if how == "raise":
         raise ValueError(name)
     try:
-        time.sleep(60)
+        time.sleep(250)
     except SoftTimeLimitExceeded:
         note(name, "soft")
         raise
@@ -408,7 +408,7 @@ def unique_moving(self, name, then):
     pending_ttl_ms=20_000,
     on_contention="fail",
     autoretry_for=(Flaky,),
-    retry_kwargs={"max_retries": 1, "countdown": 1},
+    retry_kwargs={"max_retries": 1, "countdown": 8},
 )
 def unique_autoretrying(self, name, always=False):
     note(name, "enter", retries=self.request.retries)
