@@ -82,7 +82,7 @@ def test_asyncio_telemetry_delegates_the_listing_or_raises_if_there_is_none():
 
 def test_a_heartbeat_extends_a_lock_of_a_backend_without_a_channel():
     backend = DictBackend(Store())
-    with lock(backend, "k", ttl_ms=3_000, auto_extend=True) as held:
+    with lock(backend, "k", ttl_ms=12_000, auto_extend=True) as held:
         first = held.expires_at_ms
         while held.expires_at_ms == first:
             held.ensure_held()

@@ -9,8 +9,16 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from syncguard import aio, with_telemetry
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls
 from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
+
+PATIENT = {"socket_timeout": 60}
+
+
+@pytest.fixture(autouse=True)
+def lasting_wake_ups(monkeypatch):
+    """A wake-up is there for longer than a test takes, also on a busy machine."""
+    monkeypatch.setattr(script_calls, "_WAKE_TTL", "600000")
 
 
 class OnRedis(LockBackendConformance):
@@ -22,14 +30,15 @@ class OnRedis(LockBackendConformance):
 class TestBlocking(OnRedis):
     @pytest.fixture
     def make_backend(self, syncguard_redis):
-        with syncguard_redis.client(retry=Retry(NoBackoff(), 0)) as client:
+        with syncguard_redis.client(retry=Retry(NoBackoff(), 0), **PATIENT) as client:
             yield lambda **options: RedisBackend(client, **options)
 
 
 class TestAsyncio(OnRedis):
     @pytest.fixture
     def make_backend(self, syncguard_redis):
-        client = redis.asyncio.Redis(port=syncguard_redis.port, retry=AsyncRetry(NoBackoff(), 0))
+        retry = AsyncRetry(NoBackoff(), 0)
+        client = redis.asyncio.Redis(port=syncguard_redis.port, retry=retry, **PATIENT)
         with LoopThread() as loop:
             yield lambda **options: BlockingFacade(AsyncRedisBackend(client, **options), loop)
             loop.run(client.aclose())
@@ -40,14 +49,15 @@ class TestReporting(OnRedis):
 
     @pytest.fixture
     def make_backend(self, syncguard_redis):
-        with syncguard_redis.client(retry=Retry(NoBackoff(), 0)) as client:
+        with syncguard_redis.client(retry=Retry(NoBackoff(), 0), **PATIENT) as client:
             yield lambda **options: with_telemetry(RedisBackend(client, **options), on_event=print)
 
 
 class TestReportingAsyncio(OnRedis):
     @pytest.fixture
     def make_backend(self, syncguard_redis):
-        client = redis.asyncio.Redis(port=syncguard_redis.port, retry=AsyncRetry(NoBackoff(), 0))
+        retry = AsyncRetry(NoBackoff(), 0)
+        client = redis.asyncio.Redis(port=syncguard_redis.port, retry=retry, **PATIENT)
         with LoopThread() as loop:
 
             def make(**options):

@@ -30,11 +30,12 @@ def backend_on(request):
     Without retries: what these tests break stays broken.
     """
     opened = []
+    patient = {"socket_timeout": 60}
     if request.param == "blocking":
 
         def make(server, *, client=None, **options):
-            settings = {"port": server.port, "retry": Retry(NoBackoff(), 0), **(client or {})}
-            made = redis.Redis(**settings)
+            settings = {"port": server.port, "retry": Retry(NoBackoff(), 0)}
+            made = redis.Redis(**settings | patient | (client or {}))
             opened.append(made)
             return RedisBackend(made, **options)
 
@@ -46,8 +47,8 @@ def backend_on(request):
     with LoopThread() as loop:
 
         def make_async(server, *, client=None, **options):
-            settings = {"port": server.port, "retry": AsyncRetry(NoBackoff(), 0), **(client or {})}
-            made = redis.asyncio.Redis(**settings)
+            settings = {"port": server.port, "retry": AsyncRetry(NoBackoff(), 0)}
+            made = redis.asyncio.Redis(**settings | patient | (client or {}))
             opened.append(made)
             return BlockingFacade(AsyncRedisBackend(made, **options), loop)
 

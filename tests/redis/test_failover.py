@@ -32,7 +32,8 @@ class Pair(Relay):
         super().__init__(old.port)
         self.new_port = new.port
         self.old, self.new = old.client(), new.client()
-        follow(self.new, old.port)
+        self.new.replicaof(self.host, old.port)
+        wait_for_link(self.new)
 
     @property
     def url(self) -> str:
@@ -40,13 +41,18 @@ class Pair(Relay):
 
     def demote(self) -> None:
         """Change the roles. The address still belongs to the old primary."""
-        assert self.old.wait(1, 20_000) == 1  # the replica has all data
-        self.new.replicaof("NO", "ONE")
-        follow(self.old, self.new_port)
+        self._change_roles()
+        wait_for_link(self.old)
 
     def fail_over(self) -> None:
-        self.demote()
+        self._change_roles()
         self.connect_to(self.new_port)
+        wait_for_link(self.old)
+
+    def _change_roles(self) -> None:
+        assert self.old.wait(1, 20_000) == 1  # the replica has all data
+        self.new.replicaof("NO", "ONE")
+        self.old.replicaof(self.host, self.new_port)
 
     def close(self) -> None:
         super().close()
@@ -54,9 +60,8 @@ class Pair(Relay):
         self.new.close()
 
 
-def follow(client: redis.Redis, port: int) -> None:
-    client.replicaof(Pair.host, port)
-    wait_until(lambda: client.info("replication")["master_link_status"] == "up")
+def wait_for_link(replica: redis.Redis) -> None:
+    wait_until(lambda: replica.info("replication")["master_link_status"] == "up", 60)
 
 
 @pytest.fixture
@@ -135,12 +140,12 @@ def test_a_rejected_release_that_is_sent_again_is_not_assumed_to_be_done(backend
 
 def test_a_heartbeat_connects_to_the_new_primary(pair):
     with RedisBackend.from_url(pair.url) as backend:
-        with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
+        with lock(backend, "k", ttl_ms=12_000, auto_extend=True) as held:
             first = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > first)  # it is connected to the old primary
+            wait_until(lambda: held.expires_at_ms > first, 60)  # it uses the old primary
             pair.fail_over()
             before = held.expires_at_ms
-            wait_until(lambda: held.expires_at_ms > before or held.lost)
+            wait_until(lambda: held.expires_at_ms > before or held.lost, 60)
             assert not held.lost
         assert not backend.is_locked("k")
 
@@ -148,12 +153,12 @@ def test_a_heartbeat_connects_to_the_new_primary(pair):
 def test_an_asyncio_heartbeat_connects_to_the_new_primary(pair):
     async def main() -> None:
         async with AsyncRedisBackend.from_url(pair.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
+            async with aio.lock(backend, "k", ttl_ms=12_000, auto_extend=True) as held:
                 first = held.expires_at_ms
-                await wait_until_async(lambda: held.expires_at_ms > first)
-                pair.fail_over()
+                await wait_until_async(lambda: held.expires_at_ms > first, 60)
+                await asyncio.to_thread(pair.fail_over)
                 before = held.expires_at_ms
-                await wait_until_async(lambda: held.expires_at_ms > before or held.lost)
+                await wait_until_async(lambda: held.expires_at_ms > before or held.lost, 60)
                 assert not held.lost
             assert not await backend.is_locked("k")
 

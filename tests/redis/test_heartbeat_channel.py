@@ -32,7 +32,7 @@ def backend(syncguard_redis):
 
 @pytest.fixture
 def channel(backend):
-    opened = backend.open_extend_channel(5_000)
+    opened = backend.open_extend_channel(60_000)
     yield opened
     opened.close()
 
@@ -92,7 +92,7 @@ def test_asyncio_a_script_flush_is_not_reported_as_a_failure(syncguard_redis, cl
     async def run():
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             ids = [(await backend.acquire(f"k{n}", SHORT_MS)).lock_id for n in range(3)]
-            channel = await backend.open_extend_channel(5_000)
+            channel = await backend.open_extend_channel(60_000)
             await channel.extend([(ids[0], SHORT_MS)])
             client.script_flush()
             answers = await channel.extend([(lock_id, LONG_MS) for lock_id in ids])
@@ -136,7 +136,7 @@ def test_a_heartbeat_connects_without_the_retries_of_the_client(
     retry = Retry(RecordedBackoff(), 10)
     with redis.Redis(port=refusing_port, retry=retry) as client, RedisBackend(client) as backend:
         with pytest.raises(ServiceUnavailable):
-            backend.open_extend_channel(5_000)
+            backend.open_extend_channel(60_000)
         assert failures_before_a_retry == []
         with pytest.raises(ServiceUnavailable):
             backend.is_locked("k")
@@ -153,7 +153,7 @@ def test_asyncio_a_heartbeat_connects_without_the_retries_of_the_client(
             AsyncRedisBackend(client) as backend,
         ):
             with pytest.raises(ServiceUnavailable):
-                await backend.open_extend_channel(5_000)
+                await backend.open_extend_channel(60_000)
             assert failures_before_a_retry == []
             with pytest.raises(ServiceUnavailable):
                 await backend.is_locked("k")
@@ -177,7 +177,7 @@ def extend_all(request, syncguard_redis, backend):
     """Extends locks on a heartbeat channel, and returns the answers."""
 
     def blocking(extensions):
-        channel = backend.open_extend_channel(5_000)
+        channel = backend.open_extend_channel(60_000)
         channel.send(extensions)
         answers = answers_of(channel, len(extensions))
         channel.close()
@@ -186,7 +186,7 @@ def extend_all(request, syncguard_redis, backend):
     def with_asyncio(extensions):
         async def run():
             async with AsyncRedisBackend.from_url(syncguard_redis.url) as asynchronous:
-                channel = await asynchronous.open_extend_channel(5_000)
+                channel = await asynchronous.open_extend_channel(60_000)
                 answers = await channel.extend(extensions)
                 await channel.close()
                 return answers

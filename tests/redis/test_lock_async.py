@@ -30,7 +30,7 @@ async def backend_on(server: RedisServer, **options: object) -> AsyncIterator[As
 def run(server: RedisServer, body: Callable[[AsyncRedisBackend], Awaitable[None]]) -> None:
     async def main() -> None:
         async with backend_on(server) as backend:
-            await asyncio.wait_for(body(backend), 60)
+            await asyncio.wait_for(body(backend), 120)
 
     asyncio.run(main())
 
@@ -169,9 +169,9 @@ def test_a_kept_lock_stays_after_its_block(syncguard_redis: RedisServer) -> None
         assert await backend.is_locked("k")
         assert (await backend.release(held.lock_id)).ok
         async with aio.lock(backend, "k", ttl_ms=50_000) as held:
-            held.keep(ttl_ms=5_000)
+            held.keep(ttl_ms=30_000)
         with syncguard_redis.client() as client:
-            assert 0 < client.pttl("syncguard:k") <= 5_000
+            assert 0 < client.pttl("syncguard:k") <= 30_000
 
     run(syncguard_redis, body)
 
@@ -210,7 +210,7 @@ def test_an_adopted_lock_is_held_extended_and_released(syncguard_redis: RedisSer
     async def body(backend: AsyncRedisBackend) -> None:
         first = await backend.acquire("k", ttl_ms=60_000)
         assert first.ok
-        adopted = await backend.adopt(first.lock_id, ttl_ms=3_000)
+        adopted = await backend.adopt(first.lock_id, ttl_ms=12_000)
         assert adopted.ok
         async with aio.hold(backend, adopted, auto_extend=True) as held:
             before = held.expires_at_ms
@@ -295,7 +295,7 @@ def test_a_backend_with_the_required_parts_only_can_wait_and_extend(
         async with aio.lock(
             plain,  # type: ignore[arg-type]
             "k",
-            ttl_ms=3_000,
+            ttl_ms=12_000,
             auto_extend=True,
             acquisition=policy,
         ) as held:

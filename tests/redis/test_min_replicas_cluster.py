@@ -25,7 +25,7 @@ LONG_MS = 600_000
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[ClusterServers]:
-    with ClusterServers(with_replica=True) as started:
+    with ClusterServers(with_replica=True, node_timeout_ms=5_000) as started:
         yield started
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
-from sentinel_servers import NAME, SentinelServers
+from sentinel_servers import NAME, NEVER_DOWN, SentinelServers
 from wait_until import wait_until
 
 from syncguard import LockError, aio, lock
@@ -28,7 +28,7 @@ def answers(backend: RedisBackend) -> bool:
 
 @pytest.fixture
 def watched() -> Iterator[SentinelServers]:
-    with SentinelServers() as servers:
+    with SentinelServers(down_after_ms=NEVER_DOWN) as servers:
         yield servers
 
 
@@ -40,11 +40,11 @@ def backend_of(watched: SentinelServers) -> Iterator[RedisBackend]:
 
 def test_a_replicated_lock_is_still_held_after_a_failover(watched: SentinelServers) -> None:
     with backend_of(watched) as backend:
-        held = backend.acquire("k", ttl_ms=60_000)
+        held = backend.acquire("k", ttl_ms=600_000)
         assert held.ok
         wait_until(watched.is_in_sync)
         watched.kill_master()
-        wait_until(lambda: answers(backend))
+        wait_until(lambda: answers(backend), 60)
         assert not backend.acquire("k").ok, "the new master knows who holds it"
         assert backend.release(held.lock_id).ok
         again = backend.acquire("k")
@@ -53,11 +53,11 @@ def test_a_replicated_lock_is_still_held_after_a_failover(watched: SentinelServe
 
 
 def test_a_heartbeat_finds_the_new_master(watched: SentinelServers) -> None:
-    with backend_of(watched) as backend, lock(backend, "k", 10_000, auto_extend=True) as held:
+    with backend_of(watched) as backend, lock(backend, "k", 30_000, auto_extend=True) as held:
         wait_until(watched.is_in_sync)
         watched.kill_master()
         before = held.expires_at_ms
-        wait_until(lambda: held.expires_at_ms > before)
+        wait_until(lambda: held.expires_at_ms > before, 60)
         held.ensure_held()
 
 
@@ -70,11 +70,11 @@ def test_an_asyncio_backend_follows_a_failover_too(watched: SentinelServers) -> 
             AsyncRedisBackend(client) as backend,
         ):
             assert isinstance(backend._runner, PipelinedRunner)
-            async with aio.lock(backend, "k", 10_000, auto_extend=True) as held:
+            async with aio.lock(backend, "k", 30_000, auto_extend=True) as held:
                 await asyncio.to_thread(wait_until, watched.is_in_sync)
                 await asyncio.to_thread(watched.kill_master)
                 before = held.expires_at_ms
-                await asyncio.to_thread(wait_until, lambda: held.expires_at_ms > before)
+                await asyncio.to_thread(wait_until, lambda: held.expires_at_ms > before, 60)
             assert await backend.is_locked("k") is False
 
     asyncio.run(main())

@@ -216,8 +216,8 @@ def test_only_the_thread_with_the_kept_connection_spins(
     def spin(self: ReplySpin, poll: Poll) -> float:
         spinning.append(threading.current_thread().name)
         if len(spinning) == 1:
-            together.wait(10)  # the kept connection is in use; let the other one call
-            together.wait(10)
+            together.wait(60)  # the kept connection is in use; let the other one call
+            together.wait(60)
         return original(self, poll)
 
     with syncguard_redis.client() as client, RedisBackend(client) as backend:
@@ -225,8 +225,8 @@ def test_only_the_thread_with_the_kept_connection_spins(
         monkeypatch.setattr(ReplySpin, "spin", spin)
         first = threading.Thread(target=backend.is_locked, args=("k",), name="first")
         first.start()
-        together.wait(10)
+        together.wait(60)
         assert backend.is_locked("k") is False
-        together.wait(10)
-        first.join(10)
+        together.wait(60)
+        first.join(60)
     assert spinning == ["first"]

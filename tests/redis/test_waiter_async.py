@@ -17,7 +17,7 @@ from wait_until import wait_until
 
 from syncguard import Acquisition, LockError, NetworkTimeout, aio
 from syncguard._lock import acquire_with_retries
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls
 from syncguard.redis.undo_thread import undo_thread
 
 MINUTES_MS = 10 * 60_000
@@ -89,7 +89,9 @@ def test_each_of_several_waiters_acquires_the_lock(client, holder, take):
     assert len({waiter() for waiter in waiters}) == 4
 
 
-def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, holder):
+def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, holder, monkeypatch):
+    monkeypatch.setattr(script_calls, "_WAKE_TTL", "600000")  # longer than this test takes
+
     async def until(condition):
         while not condition():
             await asyncio.sleep(0.002)
@@ -107,7 +109,7 @@ def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, hold
             await waiter.close()
             await until(lambda: client.llen("syncguard:id::wake:syncguard:k") == 1)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_waiter_acquires_the_lock_when_it_expires(holder, take):
@@ -130,7 +132,7 @@ def test_a_lock_without_ttl_and_wake_up_is_retried_with_backoff(client, take):
     """As if a client in another language had stored the lock without a TTL."""
     record = {"lockId": "T" * 22, "expiresAtMs": 10**14, "acquiredAtMs": 0, "key": "k"}
     client.set("syncguard:k", json.dumps(record | {"fence": "000000000000001"}))
-    policy = Acquisition(retry_delay_ms=5, max_retries=3)
+    policy = Acquisition(retry_delay_ms=5, max_retries=3, timeout_ms=60_000)
     with pytest.raises(LockError, match="after 3 retries") as caught:
         take("k", acquisition=policy)
     assert caught.value.code == "AcquisitionTimeout"

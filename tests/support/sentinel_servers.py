@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 NAME = "ours"
 NEVER_DOWN = 600_000
+SOON_DOWN = 500
 SETTINGS = """
 port {port}
 bind 127.0.0.1
@@ -36,10 +37,11 @@ class SentinelServers:
     """Run during the ``with`` block. ``config`` has lines of redis.conf for both servers.
 
     A master is down for the sentinel if it was silent for ``down_after_ms``. Tests without a
-    fail-over need NEVER_DOWN: on a busy machine a healthy master is silent for a while.
+    fail-over need NEVER_DOWN: on a busy machine a healthy master is silent for a while. A killed
+    one is down soon in any case.
     """
 
-    def __init__(self, config: Iterable[str] = (), *, down_after_ms: int = 500) -> None:
+    def __init__(self, config: Iterable[str] = (), *, down_after_ms: int = SOON_DOWN) -> None:
         self._down_after_ms = down_after_ms
         lines = ["repl-diskless-sync-delay 0", *config]
         self._servers = [RedisServer(config=lines), RedisServer(config=lines)]
@@ -89,7 +91,9 @@ class SentinelServers:
         """kill -9, and wait for the new master. Returns the old one, which does not run."""
         old, new = self.master, self.replica
         old.kill()
-        wait_until(lambda: self._is_master(new))
+        self._set_down_after(SOON_DOWN)
+        wait_until(lambda: self._is_master(new), 60)
+        self._set_down_after(self._down_after_ms)
         return old
 
     def bring_back(self, old: RedisServer) -> None:
@@ -116,6 +120,10 @@ class SentinelServers:
             self.sentinel.sentinels[0].execute_command("SENTINEL FAILOVER", NAME)
             return True
         return False
+
+    def _set_down_after(self, ms: int) -> None:
+        setting = ("down-after-milliseconds", ms)
+        self.sentinel.sentinels[0].execute_command("SENTINEL SET", NAME, *setting)
 
     def _is_master(self, server: RedisServer) -> bool:
         with contextlib.suppress(redis.RedisError):

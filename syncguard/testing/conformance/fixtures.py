@@ -70,9 +70,8 @@ def acquired(backend: LockBackend, key: str, ttl_ms: int = LONG_MS) -> Acquired:
     return result
 
 
-def expired(backend: LockBackend, key: str) -> Acquired:
-    """Acquire a lock and wait until it has expired."""
-    ttl_ms = SHORT_MS
+def expired(backend: LockBackend, key: str, ttl_ms: int = SHORT_MS) -> Acquired:
+    """Acquire a lock and wait until it has expired, which takes at least the TTL."""
     while not (lock := backend.acquire(key, ttl_ms)).ok:
         # On a busy machine the answer may come after the TTL, and then it is no grant.
         eventually(lambda: not backend.is_locked(key))

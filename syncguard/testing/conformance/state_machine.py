@@ -43,7 +43,7 @@ OWNERS: Final = 3
 _KEYS: Final = 2
 _EXPIRING_MS: Final = 1
 _ALL: Final = 1_000
-_ONCE: Final = Acquisition(max_retries=0)
+_ONCE: Final = Acquisition(max_retries=0, timeout_ms=60_000)
 RUNS: Final = settings(
     max_examples=15,
     stateful_step_count=25,
