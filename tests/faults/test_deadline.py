@@ -56,11 +56,13 @@ CLIENTS = [default_client, patient_client, client_of_from_url, client_that_check
 
 def code_of_failed_lock(backend, **options):
     """The code of the error that ``lock()`` raises, which must take less than ``SOON_S``."""
-    began = time.monotonic()
-    with pytest.raises(LockError) as caught:
-        lock(backend, "k", acquisition=BRIEF, **options).__enter__()
-    assert time.monotonic() - began < SOON_S
-    return caught.value.code
+    for _ in range(3):  # the machine may pause this process at any time
+        began = time.monotonic()
+        with pytest.raises(LockError) as caught:
+            lock(backend, "k", acquisition=BRIEF, **options).__enter__()
+        if time.monotonic() - began < SOON_S:
+            return caught.value.code
+    pytest.fail("lock() took too long every time")
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -168,7 +170,8 @@ def aborted_soon(after_s=0.3):
         ended = time.monotonic()
     finally:
         timer.join()
-    assert ended - set_at[0] < SOON_S
+    # Below the 60 s of the clients used here, and long enough for a busy machine.
+    assert ended - set_at[0] < 20
 
 
 LONG = Acquisition(timeout_ms=60_000)
@@ -251,5 +254,5 @@ def test_a_connection_that_the_server_closed_is_replaced(frail_redis):
         backend._runner.close()
         with frail_redis.client() as admin:
             admin.client_kill_filter(_type="normal", skipme=True)
-        with lock(backend, "k", acquisition=BRIEF):
+        with lock(backend, "k", acquisition=LONG):
             assert backend.is_locked("k")

@@ -52,7 +52,8 @@ def test_a_child_that_leaves_the_block_does_not_release_the_parents_lock(
 
 
 def test_a_child_may_wait_for_the_lock_that_its_parent_holds(backend: RedisBackend) -> None:
-    shared = lock(backend, "k", ttl_ms=20_000, acquisition=Acquisition(max_retries=0))
+    once = Acquisition(max_retries=0, timeout_ms=60_000)
+    shared = lock(backend, "k", ttl_ms=60_000, acquisition=once)
 
     def ask() -> None:
         with pytest.raises(LockError) as caught:
@@ -127,7 +128,8 @@ def test_the_extensions_of_a_child_are_reported_there(backend: RedisBackend) -> 
 def test_a_child_that_closes_the_backend_does_not_stop_the_parents_heartbeat(
     backend: RedisBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+    # An extension that takes a third of the TTL would be logged.
+    with lock(backend, "k", ttl_ms=15_000, auto_extend=True) as held:
         wait_until_extended(held)
         in_child(backend.close)
         wait_until_extended(held)

@@ -6,17 +6,23 @@ import _thread
 import os
 import socket
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
 import redis
+from beat_now import beat_now, extend_now
 from clients import backend_on
 from relay import Relay
 from silent_connection import SilentConnection
-from wait_until import TTL_MS, results_of_extensions, wait_until, wait_until_extended
+from wait_until import (
+    PATIENT,
+    TTL_MS,
+    results_of_extensions,
+    wait_until,
+    wait_until_extended,
+)
 
 from syncguard import (
     ExtendResult,
@@ -33,7 +39,6 @@ from syncguard._heartbeat.heartbeat_thread import HeartbeatThread
 from syncguard._lock import background_threads
 from syncguard._lock.background_threads import BackgroundThreads
 from syncguard.clock import holder_clock_ms
-from syncguard.lock import Lock
 from syncguard.redis import RedisBackend
 from syncguard.redis.script_calls import MAX_EXTENDED_TOGETHER
 from syncguard.testing import RedisServer
@@ -53,21 +58,23 @@ def test_a_lock_with_auto_extend_is_never_seen_free_while_it_outlives_its_ttl_tw
     with backend_on(syncguard_redis.port) as observer:
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
             first, looks = held.deadline_ms, 0
-            while held.deadline_ms < first + 2 * TTL_MS:
+            while held.deadline_ms < first + 2 * TTL_MS or looks <= 100:
                 assert observer.is_locked("k")
                 looks += 1
             assert not held.lost
         assert not observer.is_locked("k")
-    assert looks > 100
 
 
 def test_one_transient_fault_does_not_end_the_heartbeat(frail_redis: RedisServer) -> None:
     """If one error ended the heartbeat, the lock would be lost after its TTL."""
     with backend_on(frail_redis.port) as backend:
-        with lock(backend, "k", ttl_ms=4_000, auto_extend=True) as held:
+        ours = lock(backend, "k", ttl_ms=30_000, auto_extend=True)
+        with ours as held:
+            before = held.expires_at_ms
             frail_redis.kill()
+            beat_now(ours)
             frail_redis.restart()
-            wait_until_extended(held)
+            wait_until(lambda: held.expires_at_ms > before)
             assert not held.lost
         assert not backend.is_locked("k")
 
@@ -85,15 +92,18 @@ def test_the_deadline_counts_from_the_request_and_not_from_the_answer(
     frail_redis: RedisServer,
 ) -> None:
     with backend_on(frail_redis.port) as backend:
-        with lock(backend, "k", ttl_ms=6_000, auto_extend=True) as held:
-            wait_until_extended(held)
+        # The answer may take a third of the TTL, and Redis may be stopped for some seconds.
+        ours = lock(backend, "k", ttl_ms=60_000, auto_extend=True)
+        with ours as held:
+            extend_now(ours, held)
             connection = heartbeat._heartbeat.thread.connections[id(backend), None]
             before = held.expires_at_ms
             with frail_redis.paused():
+                beat_now(ours)
                 wait_until(lambda: bool(connection.in_flight))
                 unanswered_at = holder_clock_ms()
             wait_until(lambda: held.expires_at_ms > before)
-            assert held.deadline_ms <= unanswered_at + 6_000
+            assert held.deadline_ms <= unanswered_at + 60_000
 
 
 def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: RedisServer) -> None:
@@ -101,6 +111,10 @@ def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: Redi
         backends = [stack.enter_context(backend_on(syncguard_redis.port)) for _ in range(4)]
         for backend in backends:
             with lock(backend, "k", ttl_ms=15_000, auto_extend=True):
+                # They are started by other threads.
+                wait_until(
+                    lambda: {"syncguard-background", "syncguard-undo"} <= {*syncguard_threads()}
+                )
                 needed_by_one_lock = len(syncguard_threads())
         helds = [
             stack.enter_context(lock(backends[n % 4], f"k{n}", ttl_ms=15_000, auto_extend=True))
@@ -108,7 +122,7 @@ def test_a_thousand_locks_on_many_backends_need_one_thread(syncguard_redis: Redi
         ]
         first = {held.lock_id: held.expires_at_ms for held in helds}
         wait_until(lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds), within_s=60)
-        assert heartbeat_threads() == ["syncguard-heartbeat"]
+        wait_until(lambda: heartbeat_threads() == ["syncguard-heartbeat"])
         # A thread that opened a connection ends after a while.
         wait_until(lambda: len(syncguard_threads()) <= needed_by_one_lock, within_s=60)
         assert not any(held.lost for held in helds)
@@ -118,6 +132,10 @@ def test_extensions_that_are_due_together_use_one_connection(
     syncguard_redis: RedisServer, observer: redis.Redis
 ) -> None:
     """The extensions of all locks use one connection."""
+
+    def connections() -> int:
+        return len([c for c in observer.client_list() if c["name"] == "together"])
+
     with ExitStack() as stack:
         backend = stack.enter_context(backend_on(syncguard_redis.port, client_name="together"))
         helds = [
@@ -126,9 +144,8 @@ def test_extensions_that_are_due_together_use_one_connection(
         ]
         first = {held.lock_id: held.expires_at_ms for held in helds}
         wait_until(lambda: all(h.expires_at_ms > first[h.lock_id] for h in helds))
-        extending = [c for c in observer.client_list() if c["name"] == "together"]
-        # The kept connection of the backend, and the heartbeat's.
-        assert len(extending) <= 2
+        # The kept connection of the backend, and the heartbeat's. One that was replaced is closed.
+        wait_until(lambda: connections() <= 2)
 
 
 def test_nothing_extends_a_lock_after_its_block(backend: RedisBackend) -> None:
@@ -176,7 +193,7 @@ def test_half_a_reply_from_one_server_does_not_stop_the_others(
         slow = RedisBackend(client, key_prefix="slow", on_release_error=lambda _e, _c: None)
         with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as healthy:
             with pytest.raises(LockLost):
-                with lock(slow, "k", ttl_ms=900, auto_extend=True) as held:
+                with lock(slow, "k", 900, auto_extend=True, acquisition=PATIENT) as held:
                     relay.truncates = True
                     wait_until(lambda: held.lost)
             assert not healthy.lost
@@ -283,17 +300,6 @@ def test_a_short_lock_does_not_wait_for_the_silent_connection_of_a_long_one(
             wait_until(lambda: long_held.expires_at_ms > first[0])
 
 
-def beat_now(held_lock: Lock) -> None:
-    """Make the next extension of a lock due at once."""
-    thread, watch = heartbeat._heartbeat.thread, held_lock._watch
-    assert thread is not None
-    assert watch is not None
-    watch.beat.due_ms = holder_clock_ms()
-    watch.unclaimed = [None]
-    thread.registrations.append(weakref.ref(watch))
-    thread.wake()
-
-
 @pytest.fixture
 def own_heartbeat(monkeypatch: pytest.MonkeyPatch) -> Iterator[heartbeat.Heartbeat]:
     """A heartbeat whose clock the test may move: after that, its thread would be of no use."""
@@ -387,15 +393,21 @@ def test_an_extension_that_is_never_answered_is_reported_as_failed(
         backend = with_telemetry(bare, events.append)
         with pytest.raises(LockLost):
             with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                wait_until(lambda: results_of_extensions(events) == {"ok"})
+                wait_until(lambda: "ok" in results_of_extensions(events))
                 with frail_redis.paused():
                     wait_until(lambda: held.lost)
         wait_until(lambda: results_of_extensions(events) == {"ok", "fail"})
 
 
 def test_the_reason_of_failed_extensions_is_logged_once(
-    syncguard_redis: RedisServer, observer: redis.Redis, caplog: pytest.LogCaptureFixture
+    syncguard_redis: RedisServer,
+    observer: redis.Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # However busy the machine is, nothing times out: that would be the reason that is logged.
+    monkeypatch.setattr(backend_connection, "_LEAST_ANSWER_TIMEOUT_MS", 200_000.0)
+    monkeypatch.setattr(backend_connection, "_CONNECT_MS", (200_000.0, 200_000.0))
     observer.acl_setuser(
         "worker", enabled=True, nopass=True, keys=["*"], commands=["+@all"], reset=True
     )
@@ -478,7 +490,10 @@ def test_a_backend_that_gets_no_thread_to_connect_does_not_stop_the_others(
             threads.run(go_on.wait)
         else:
             monkeypatch.setattr(_thread, "start_new_thread", refuse)
-        with pytest.raises(LockLost), lock(other, "k", ttl_ms=900, auto_extend=True) as held:
+        with (
+            pytest.raises(LockLost),
+            lock(other, "k", ttl_ms=900, auto_extend=True, acquisition=PATIENT) as held,
+        ):
             wait_until(lambda: held.lost)
         go_on.set()
         monkeypatch.undo()

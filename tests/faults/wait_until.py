@@ -6,16 +6,22 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
-from syncguard import LockEvent
+from syncguard import Acquisition, LockEvent
 from syncguard._lock.held import Held
 from syncguard.clock import holder_clock_ms
 
-TTL_MS = 3_000
-"""The TTL of locks that must not be lost in a test: a process on a busy machine can stall for a
-second, and a lock with a shorter TTL would really be lost."""
+TTL_MS = 9_000
+"""The TTL of locks that must not be lost in a test: a process on a busy machine can stall for some
+seconds. After a third of the TTL an extension fails, after two thirds the lock is really lost."""
+
+LOSS_TTL_MS = 3_000
+"""The TTL of locks that a test only waits to lose: if they are lost early, it does not matter."""
+
+PATIENT = Acquisition(timeout_ms=60_000)
+"""For a lock with a short TTL: a busy machine may need some seconds to acquire it."""
 
 
-def wait_until(condition: Callable[[], object], within_s: float = 20) -> None:
+def wait_until(condition: Callable[[], object], within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -28,7 +34,7 @@ def wait_until_extended(held: Held) -> None:
     wait_until(lambda: held.expires_at_ms > before)
 
 
-async def wait_until_async(condition: Callable[[], object], within_s: float = 20) -> None:
+async def wait_until_async(condition: Callable[[], object], within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
