@@ -16,7 +16,7 @@ from temporary_databases import (  # noqa: F401 - fixtures
 )
 from testsite import visits
 
-from syncguard.redis import RedisBackend
+from syncguard.redis import RedisBackend, client_options
 from syncguard.testing import RedisServer
 from syncguard_django import locks
 from syncguard_django.signals import (
@@ -26,6 +26,19 @@ from syncguard_django.signals import (
     lock_lost,
     lock_released,
 )
+
+
+@pytest.fixture(autouse=True)
+def patient_inspector(monkeypatch):
+    """The inspectors wait a minute for Redis, not two seconds: this machine may be busy."""
+    monkeypatch.setattr("syncguard.redis.location.QUICK_TIMEOUT_S", 60.0)
+
+
+@pytest.fixture
+def impatient_inspector(patient_inspector, monkeypatch):  # noqa: ARG001 - undoes it
+    """The inspectors wait as long as they do in production. Use it before ``backend``."""
+    quick_s = client_options.QUICK_TIMEOUT_S
+    monkeypatch.setattr("syncguard.redis.location.QUICK_TIMEOUT_S", quick_s)
 
 
 @pytest.fixture

@@ -92,10 +92,10 @@ def test_creating_a_backend_opens_no_connection(configure, syncguard_redis):
 
 
 def test_a_lock_uses_the_defaults_of_its_alias(configure, syncguard_redis):
-    configure(TTL_MS=77_000, ACQUISITION={"max_retries": 0, "timeout_ms": 0})
+    configure(TTL_MS=3_700_000, ACQUISITION={"max_retries": 0, "timeout_ms": 60_000})
     with lock("invoice:42"):
         with syncguard_redis.client() as client:
-            assert 70_000 < client.pttl("testsite:invoice:42") <= 77_000
+            assert 3_600_000 < client.pttl("testsite:invoice:42") <= 3_700_000
     with locks["default"].acquire("invoice:42"):
         with pytest.raises(LockError) as raised, lock("invoice:42"):
             pass
@@ -104,8 +104,8 @@ def test_a_lock_uses_the_defaults_of_its_alias(configure, syncguard_redis):
 
 def test_arguments_of_a_lock_override_the_defaults(configure, syncguard_redis):
     configure(TTL_MS=77_000)
-    with lock("invoice:42", 5_000, holder="me"), syncguard_redis.client() as client:
-        assert client.pttl("testsite:invoice:42") <= 5_000
+    with lock("invoice:42", 50_000, holder="me"), syncguard_redis.client() as client:
+        assert client.pttl("testsite:invoice:42") <= 50_000
         assert locks["default"].lookup(key="invoice:42").holder == "me"
 
 
@@ -247,6 +247,7 @@ def test_options_override_the_query_of_the_location(configure, syncguard_redis):
     assert not locks["default"].is_locked("k")
 
 
+@pytest.mark.usefixtures("impatient_inspector")
 def test_the_query_of_the_location_does_not_lengthen_the_timeouts_of_the_inspector(
     configure, syncguard_redis
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import warnings
 
 import pytest
@@ -29,7 +30,7 @@ def test_a_function_holds_the_lock_of_its_arguments_while_it_runs(backend):
 
 
 def test_a_function_that_cannot_get_its_lock_raises(backend):
-    with backend.acquire("invoice:42", ttl_ms=10_000):
+    with backend.acquire("invoice:42", ttl_ms=60_000):
         with pytest.raises(LockError) as raised:
             settle(invoice_id=42)
     assert raised.value.code == "AcquisitionTimeout"
@@ -178,11 +179,13 @@ def test_a_view_is_locked(backend, url):
 
 @pytest.mark.parametrize("url", VIEWS)
 def test_a_view_that_cannot_get_its_lock_responds_423_with_retry_after(backend, url):
+    began = time.monotonic()
     with backend.acquire("invoice:42", ttl_ms=20_000):
         response = Client().get(url)
+        elapsed_s = time.monotonic() - began
         assert Client().get(url.replace("42", "43")).status_code == 200
     assert response.status_code == 423
-    assert 18 <= int(response["Retry-After"]) <= 20
+    assert 20 - elapsed_s - 1 <= int(response["Retry-After"]) <= 20
 
 
 def test_retry_after_is_at_most_the_ttl_of_the_view(backend):
@@ -227,7 +230,7 @@ def test_the_timeout_of_a_nested_lock_is_not_a_423_of_the_view(configure):
     @locked(key="outer")
     def view(request):
         assert request.method == "GET"
-        with locks["default"].acquire("inner", ttl_ms=9_000):
+        with locks["default"].acquire("inner", ttl_ms=60_000):
             settle_inner()
 
     @locked(key="inner", acquisition=AT_ONCE)

@@ -13,12 +13,13 @@ from django.db import IntegrityError, connections, transaction
 from django.db.transaction import TransactionManagementError
 from testsite.models import Account
 
-from syncguard import LockError, format_fence
+from syncguard import Acquisition, LockError, format_fence
 from syncguard_django import fencing, lock, locks
 from syncguard_django.fencing import NO_FENCE, StaleFence, fenced_save, guard, key_guard
 from syncguard_django.models import FenceMark
 
 ONE, TWO, THREE = (format_fence(number) for number in (1, 2, 3))
+PATIENT = Acquisition(max_retries=1_000, timeout_ms=60_000)
 
 
 def write(fence, database, key="invoice:42", using="default"):
@@ -72,7 +73,7 @@ def test_outside_a_transaction_it_is_refused(database):
 def test_the_former_holder_of_a_real_lock_is_refused(database, backend):
     late = backend.acquire("invoice:42", ttl_ms=60_000)
     assert late.extend(500)
-    with lock("invoice:42") as held:  # waits until the first has expired
+    with lock("invoice:42", acquisition=PATIENT) as held:  # waits until the first has expired
         write(held.fence, database)
     with pytest.raises(StaleFence):
         write(late.fence, database)

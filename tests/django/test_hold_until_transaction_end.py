@@ -29,6 +29,7 @@ from syncguard_django import (
 )
 
 AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
+PATIENT = Acquisition(max_retries=1_000, timeout_ms=60_000)
 BOOKS, ARCHIVE = "books", "archive"
 TTL_MS = 3_000
 """Extended each second; long enough for a busy machine."""
@@ -127,7 +128,7 @@ def test_the_next_holder_reads_what_was_committed(books, backend):
     """This update would be lost if the end of the block released the lock."""
 
     def read_under_the_lock():
-        with lock("invoice:42"):
+        with lock("invoice:42", acquisition=PATIENT):
             return counted(books)
 
     seen = []
@@ -505,7 +506,7 @@ def test_the_transaction_does_not_release_a_kept_lock(books, backend):
 
 def test_a_lock_without_auto_extend_is_extended_until_the_transaction_ends(books, backend):
     with transaction.atomic(using=books):
-        with lock("invoice:42", ttl_ms=TTL_MS) as held:
+        with lock("invoice:42", ttl_ms=15_000) as held:
             granted_until_ms = held.expires_at_ms
         wait_until(lambda: held.expires_at_ms > granted_until_ms)
         assert not held.lost

@@ -227,7 +227,7 @@ def test_a_holder_that_releases_at_the_last_moment_exits_with_1(backend, monkeyp
     assert LogEntry.objects.get().object_repr.startswith("Not released")
 
 
-@pytest.mark.usefixtures("ann")
+@pytest.mark.usefixtures("impatient_inspector", "ann")
 def test_a_redis_that_hangs_during_the_release_exits_with_2(backend, monkeypatch, syncguard_redis):
     backend.acquire("a", ttl_ms=60_000)
     original = RedisBackend.release

@@ -60,7 +60,7 @@ def test_without_locks_it_prints_no_live_locks():
 
 
 def test_live_locks_are_an_aligned_table(backend):
-    with backend.acquire("invoice:42", ttl_ms=65_000, holder="worker-7") as one:
+    with backend.acquire("invoice:42", ttl_ms=3_700_000, holder="worker-7") as one:
         with backend.acquire("invoice:43", ttl_ms=90_000_000):
             lines = run().out.splitlines()
     assert re.split(r"\s{2,}", lines[0]) == [
@@ -73,8 +73,8 @@ def test_live_locks_are_an_aligned_table(backend):
     ]
     first, second = (re.split(r"\s{2,}", line) for line in lines[1:])
     assert first[:3] == [shown_hash("invoice:42"), "worker-7", format_fence(1)]
-    assert first[3] == "under 1 s ago"
-    assert first[4] in ("1 min 4 s", "1 min 5 s")
+    assert re.fullmatch(r"(under 1 s|\d+ s|\d+ min \d+ s) ago", first[3])
+    assert first[4] == "1 h 1 min"
     assert first[5] == shown_hash(one.lock_id)
     assert second[1].endswith(
         f"test_live_locks_are_an_aligned_table(pid {os.getpid()})@{socket.gethostname()}"
@@ -110,11 +110,12 @@ def test_an_unknown_alias_is_an_error():
 
 
 def test_json_has_the_names_of_the_specification_and_milliseconds(backend):
-    with backend.acquire("invoice:42", ttl_ms=60_000, holder="me") as held:
+    began = time.monotonic()
+    with backend.acquire("invoice:42", ttl_ms=3_600_000, holder="me") as held:
         [row] = run_json()
     assert row["expiresAtMs"] == held.expires_at_ms
-    assert 0 <= row["heldMs"] < 5_000
-    assert 50_000 < row["expiresInMs"] <= 60_000
+    assert 0 <= row["heldMs"] < 5_000 + (time.monotonic() - began) * 1000
+    assert row["heldMs"] + row["expiresInMs"] == 3_600_000
     assert {name: row[name] for name in ("alias", "keyHash", "lockIdHash", "holder", "fence")} == {
         "alias": "default",
         "keyHash": shown_hash("invoice:42"),
@@ -355,7 +356,7 @@ def test_a_wrong_password_prints_a_one_line_error(settings):
     assert "hunter2" not in result.err + result.out
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("impatient_inspector", "backend")
 def test_a_redis_that_does_not_answer_does_not_hang_the_command(syncguard_redis):
     started = time.monotonic()
     with syncguard_redis.paused():
@@ -405,7 +406,7 @@ def test_a_healthy_server_exits_with_0(settings):
     assert report["findings"] == []
     assert (report["aof"], report["rdb"], report["role"]) == (True, False, "primary")
     assert report["roundTripMs"] >= 0
-    assert abs(report["clockOffsetMs"]) < 1_000
+    assert abs(report["clockOffsetMs"]) < 1_000 + report["roundTripMs"]
 
 
 def test_warnings_exit_with_1(settings):

@@ -111,7 +111,7 @@ def test_until_block_holds_the_lock_around_the_transaction_and_its_hooks(atomic_
 
 @pytest.mark.usefixtures("atomic_requests")
 def test_a_view_that_cannot_get_its_lock_opens_no_transaction(monkeypatch):
-    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=20_000):
+    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=60_000):
         with monkeypatch.context() as patch:
             patch.setattr(connections["default"], "set_autocommit", None)  # opens a transaction
             assert visit("plain").status_code == 423
@@ -119,14 +119,15 @@ def test_a_view_that_cannot_get_its_lock_opens_no_transaction(monkeypatch):
 
 def lock_at_once():
     """Do not wait for the lock, although the setting lets views wait."""
-    entry = {**settings.SYNCGUARD["default"], "ACQUISITION": {"max_retries": 0, "timeout_ms": 0}}
+    at_once = {"max_retries": 0, "timeout_ms": 60_000}
+    entry = {**settings.SYNCGUARD["default"], "ACQUISITION": at_once}
     return override_settings(SYNCGUARD={"default": entry})
 
 
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize("name", ["below_api_view", "action"])
 def test_a_view_of_rest_framework_responds_423_too(name):
-    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=20_000):
+    with lock_at_once(), locks["default"].acquire("invoice:42", ttl_ms=60_000):
         assert visit(name).status_code == 423
 
 

@@ -139,7 +139,8 @@ def test_a_request_that_its_own_first_sending_refused_is_undone(
     relay, backend_at, sql, syncguard_postgres
 ):
     """The first sending is still executed while the second one is: that is refused by it."""
-    backend = backend_at(relay.url)
+    sql("ALTER FUNCTION syncguard_py_locks_acquire SET lock_timeout = '120s'")  # a busy machine
+    backend = backend_at(relay.url, timeout_ms=60_000)
     acquired = backend.acquire("k", LONG_MS)  # makes the counter, and connects
     assert acquired.release().ok
     sql("DELETE FROM syncguard_py_locks")

@@ -17,7 +17,7 @@ def main(path: str, folder: str, rounds: str) -> None:
     counter, log = Path(folder, "counter"), Path(folder, "log")
     # The default policy with ten retries, but a long time limit.
     patient = Acquisition(timeout_ms=250_000)
-    with SQLiteBackend(path) as backend:
+    with SQLiteBackend(path, timeout_ms=60_000) as backend:
         for _ in range(int(rounds)):
             with lock(backend, "ledger", ttl_ms=120_000, acquisition=patient) as held:
                 number = int(counter.read_text())

@@ -70,7 +70,8 @@ def test_asyncio_tasks_lose_no_update_and_fences_increase(path, tmp_path):
                     log.write(held.fence + "\n")
 
     async def main():
-        async with AsyncSQLiteBackend(path) as one, AsyncSQLiteBackend(path) as other:
+        one, other = (AsyncSQLiteBackend(path, timeout_ms=60_000) for _ in range(2))
+        async with one, other:
             await asyncio.gather(*(work(each) for each in (one, other) * 3))
 
     asyncio.run(main())
@@ -290,7 +291,7 @@ def _pairs_of_processes(path, processes=8, least=50):
     may_stop, stop = os.pipe()
 
     def work(nth):
-        with SQLiteBackend(path) as backend:
+        with SQLiteBackend(path, timeout_ms=60_000) as backend:
             backend.setup()
             os.close(start)
             os.close(stop)

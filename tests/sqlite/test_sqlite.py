@@ -38,7 +38,7 @@ from syncguard.sqlite.location import path_of_url
 from syncguard.sqlite.lock_file import LockFile
 from syncguard.sqlite.schema import refuse_foreign_file
 
-NO_RETRY = Acquisition(max_retries=0, timeout_ms=0)
+AT_ONCE = Acquisition(max_retries=0, timeout_ms=60_000)
 KINDS = (SQLiteBackend, AsyncSQLiteBackend)
 
 
@@ -506,7 +506,7 @@ def test_the_timeout_of_the_lock_bounds_the_wait_for_a_busy_file(path):
         writer = another_writer(path)
         try:
             with pytest.raises(NetworkTimeout):
-                with lock(backend, "k", acquisition=NO_RETRY):
+                with lock(backend, "k", acquisition=Acquisition(max_retries=0, timeout_ms=0)):
                     pass
         finally:
             writer.close()
@@ -548,7 +548,7 @@ def test_an_unusable_file_is_an_error_for_each_of_many_locks(backend, path):
 
 
 def test_the_heartbeat_extends_a_lock(backend):
-    with lock(backend, "k", ttl_ms=3_000, auto_extend=True) as held:
+    with lock(backend, "k", ttl_ms=15_000, auto_extend=True) as held:
         before = backend.lookup(key="k").expires_at_ms
         deadline = time.monotonic() + 60
         while backend.lookup(key="k").expires_at_ms == before:
@@ -586,7 +586,7 @@ def test_an_interrupt_at_any_moment_leaves_no_lock_and_no_open_transaction(backe
     real = backend._file._open.connection
     backend._file._open.connection = Interrupting(real)
     with pytest.raises(Interrupt):
-        with lock(backend, "k", acquisition=NO_RETRY):
+        with lock(backend, "k", acquisition=AT_ONCE):
             pytest.fail("the block began")
     backend._file._open.connection = real
     with SQLiteBackend(path, timeout_ms=10_000) as other:
@@ -711,7 +711,7 @@ def test_one_asyncio_backend_serves_several_loops_one_after_the_other(path):
 def test_a_blocking_and_an_asyncio_backend_exclude_each_other(backend, path):
     async def main():
         async with AsyncSQLiteBackend(path) as other:
-            async with aio.lock(other, "k", acquisition=NO_RETRY):
+            async with aio.lock(other, "k", acquisition=AT_ONCE):
                 pass
 
     with lock(backend, "k"):
