@@ -196,7 +196,8 @@ def test_after_max_hold_ms_a_lock_is_not_extended_and_is_lost(schedule):
 
 
 def test_an_extension_that_is_due_when_max_hold_ms_ends_is_not_sent(schedule):
-    watch(schedule, max_hold_ms=TTL // 3)
+    beat = watch(schedule, max_hold_ms=TTL // 3)
+    assert schedule.next_ms() == beat.lost_at_ms  # no wake-up for it either
     assert schedule.take_due(START + TTL / 3) == ([], [])
 
 
