@@ -31,7 +31,7 @@ def _row(name: str, verdicts: list[Verdict], fault: type[Fault] | None = None) -
     grants = sum(verdict.grants for verdict in verdicts)
     if fault is not None and not fault.keeps_data:
         limits = sum(len(verdict.violations) for verdict in verdicts)
-        violations = f"0 ({limits} by loss of data)"
+        violations = f"0 ({limits:,} by loss of data)"
     else:
         judged = [verdict for verdict in verdicts if not is_documented(verdict)]
         violations = str(sum(len(verdict.violations) for verdict in judged))

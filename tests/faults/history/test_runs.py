@@ -109,6 +109,12 @@ def test_the_table_has_a_line_for_each_fault_and_counts_documented_limits_apart(
     ]
 
 
+def test_the_table_separates_the_thousands_of_documented_limits() -> None:
+    broken = [Violation("fences increase", "a fence repeats")] * 1_366
+    lost = Verdict(Plan.of(faults.EverythingFlushed, 1, 5), 10, 5, violations=broken)
+    assert "| 0 (1,366 by loss of data) |" in table([lost])
+
+
 def test_every_fault_has_a_name_of_its_own() -> None:
     assert len({fault.name for fault in FAULTS}) == len(FAULTS)
 
