@@ -284,6 +284,34 @@ def test_a_lock_that_is_half_moved_stays_in_the_list(
         assert [info.fence for info in backend.find_raw(lambda _: True)] == [held.fence]
 
 
+def test_the_list_has_the_locks_of_a_slot_that_have_not_moved_yet(
+    replicated: ClusterServers,
+) -> None:
+    with client_of(replicated) as client:
+        backend = RedisBackend(client, key_prefix="list-some")
+        names = backend._calls.names
+        first, second, third = keys_of_one_slot(backend, 3)
+        for key in (first, second, third):
+            assert backend.acquire(key, 600_000).ok
+        with replicated.half_moved(slot_of(backend, first), names.of(second).lock):
+            page = backend.page_raw()
+            assert sorted(info.key for info in page.locks) == sorted([first, third])
+            assert page.total == 3
+            found = backend.find_raw(lambda _: True, at_most=3)
+            assert sorted(info.key for info in found) == sorted([first, third])
+
+
+def keys_of_one_slot(backend: RedisBackend, count: int) -> list[str]:
+    """Keys whose locks have one slot, and so one list."""
+    by_bucket: dict[str, list[str]] = defaultdict(list)
+    for n in range(10_000):
+        keys = by_bucket[backend._calls.names.of(f"k{n}").bucket]
+        keys.append(f"k{n}")
+        if len(keys) == count:
+            return keys
+    raise AssertionError("no bucket has so many keys")
+
+
 def test_a_lock_is_released_while_its_slot_begins_to_move(replicated: ClusterServers) -> None:
     """The node then refuses to look for a waiter: that name does not exist."""
     with client_of(replicated) as client:
