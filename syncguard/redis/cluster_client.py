@@ -39,6 +39,10 @@ class ClusterOnFirstUse(redis.RedisCluster):
         """The options of its connections that the user chose."""
         return self._syncguard_options
 
+    @property
+    def is_discovered(self) -> bool:
+        return "_syncguard_made" in self.__dict__
+
     def discover(self) -> redis.RedisCluster:
         """Ask a node for all others, unless that has been done. Raises errors of redis-py."""
         made = self.__dict__.get("_syncguard_made")

@@ -27,10 +27,11 @@ from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.redis import listing
+from syncguard.redis._transport.cluster_runner import ClusterRunner, blocking_runner
 from syncguard.redis._transport.connections import Pool, runner_pool
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
-from syncguard.redis._transport.runner import CommandRunner, ConnectionRunner, Runner
+from syncguard.redis._transport.runner import Runner
 from syncguard.redis.backend_config import Configured
 from syncguard.redis.client_from_url import client_from_url
 from syncguard.redis.health import health_of_server, inspect_server
@@ -43,7 +44,7 @@ from syncguard.redis.replica_acknowledgement import (
 )
 from syncguard.redis.script_calls import Call, FenceFloor
 from syncguard.redis.server_report import read_health
-from syncguard.redis.undo_connection import UndoOnClient, UndoOnPool
+from syncguard.redis.undo_connection import UndoOnClient, UndoOnNode, UndoOnPool
 from syncguard.redis.undo_thread import EXIT_TIMEOUT_S, Target, undo_thread
 from syncguard.redis.waiter import RedisWaiter
 from syncguard.redis.wake_listener import WakeListener
@@ -106,9 +107,7 @@ class RedisBackend(Configured, BlockingBackend):
         )
         self._pool = runner_pool(client)
         self._check_connections(self._pool is not None)
-        self._runner: Runner = (
-            CommandRunner(client) if self._pool is None else ConnectionRunner(self._pool)
-        )
+        self._runner: Runner = blocking_runner(client, self._pool)
         self._channels: list[weakref.ref[RedisExtendChannel]] = []
 
     @classmethod
@@ -437,7 +436,11 @@ class RedisBackend(Configured, BlockingBackend):
     def _undo_target(self, lock_id: str) -> Callable[[], Target]:
         def target() -> Target:
             pool = self._pool_of(self._calls.names.index(lock_id))
-            return UndoOnClient(self._runner) if pool is None else UndoOnPool(pool)
+            if pool is None:
+                return UndoOnClient(self._runner)
+            if isinstance(self._runner, ClusterRunner):
+                return UndoOnNode(UndoOnPool(pool), self._runner.map.update)
+            return UndoOnPool(pool)
 
         return target
 
@@ -451,4 +454,4 @@ class RedisBackend(Configured, BlockingBackend):
         if not self._clustered:
             return self._pool
         node = self._client.get_node_from_key(name)
-        return runner_pool(node.redis_connection) if node is not None else None
+        return runner_pool(self._client.get_redis_connection(node)) if node is not None else None

@@ -34,7 +34,11 @@ from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.redis import listing
 from syncguard.redis._transport.connections import AsyncNodePool, AsyncPool, async_runner_pool
 from syncguard.redis._transport.error_codes import FAULTS
-from syncguard.redis._transport.runner_async import AsyncRunner, async_runner
+from syncguard.redis._transport.runner_async import (
+    AsyncClusterRunner,
+    AsyncRunner,
+    async_runner,
+)
 from syncguard.redis.backend_config import Configured
 from syncguard.redis.client_from_url import async_client_from_url
 from syncguard.redis.health import async_health_of_server, async_inspect_cluster
@@ -47,7 +51,7 @@ from syncguard.redis.replica_acknowledgement import (
 )
 from syncguard.redis.script_calls import Call, FenceFloor
 from syncguard.redis.server_report import read_health
-from syncguard.redis.undo_connection import UndoOnAsyncPool, UndoOnLoop
+from syncguard.redis.undo_connection import UndoOnAsyncPool, UndoOnLoop, UndoOnNode
 from syncguard.redis.undo_thread import EXIT_TIMEOUT_S, Target, Undo, undo_thread
 from syncguard.redis.waiter_async import AsyncRedisWaiter
 from syncguard.redis.wake_listener_async import AsyncWakeListener
@@ -426,7 +430,11 @@ class AsyncRedisBackend(Configured, AsyncBackend):
 
         def target() -> Target:
             pool = self._pool_of(self._calls.names.index(lock_id))
-            return UndoOnLoop(self._runner, loop) if pool is None else UndoOnAsyncPool(pool)
+            if pool is None:
+                return UndoOnLoop(self._runner, loop)
+            if isinstance(self._runner, AsyncClusterRunner):
+                return UndoOnNode(UndoOnAsyncPool(pool), self._runner.update_map_from_thread)
+            return UndoOnAsyncPool(pool)
 
         return target
 

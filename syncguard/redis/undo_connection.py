@@ -22,6 +22,7 @@ from syncguard.redis._transport.connections import (
     private_async_connection,
     private_connection,
 )
+from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.request_packing import pack
 from syncguard.redis.script_calls import Call
 
@@ -43,6 +44,31 @@ class UndoOnPool(NamedTuple):
                 answered(_lock_id(call))
         finally:
             connection.disconnect()
+
+
+class UndoOnNode(NamedTuple):
+    """The node of a cluster that has the lock by the map of its client, blocking or asyncio.
+
+    If the undo fails, ``update_map`` lets the client look for another one, for the next try.
+    """
+
+    target: UndoOnPool | UndoOnAsyncPool
+    update_map: Callable[[str], object]
+
+    def run(self, calls: Sequence[Call[bool]], timeout_s: float, answered: Answered) -> None:
+        left = {_lock_id(call): call for call in calls}
+
+        def answer(lock_id: str) -> None:
+            del left[lock_id]
+            answered(lock_id)
+
+        try:
+            self.target.run(calls, timeout_s, answer)
+        except FAULTS:
+            for call in left.values():
+                self.update_map(call.keys[0])
+                break
+            raise
 
 
 class UndoOnAsyncPool(NamedTuple):

@@ -105,6 +105,16 @@ class ClusterServers:
         wait_until(self.is_settled, 60)
 
     @contextlib.contextmanager
+    def master_hangs(self) -> Iterator[None]:
+        """The master is stopped during the block, and the replica has become the master."""
+        replica = self._replica()
+        wait_until(lambda: _is_in_sync(self._nodes[replica]), 60)
+        with self._servers[1 - replica].paused():
+            wait_until(lambda: _role(self._nodes[replica]) == "master", 60)
+            yield
+        wait_until(self.is_settled, 60)
+
+    @contextlib.contextmanager
     def moving(self, slot: int) -> Iterator[None]:
         """A slot begins to move during the block, and stays where it was after it."""
         source, target = self._begin_to_move(slot)

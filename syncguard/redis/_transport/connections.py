@@ -460,6 +460,11 @@ def discover_nodes(client: object) -> None:
         client.discover()
 
 
+def is_discovered(client: object) -> bool:
+    """Whether ``discover_nodes`` has nothing to do. No I/O."""
+    return not isinstance(client, ClusterOnFirstUse) or client.is_discovered
+
+
 def _host_and_port(host: object, port: object) -> str:
     name = str(host or "localhost")
     return f"{f'[{name}]' if ':' in name else name}:{port or 6379}"

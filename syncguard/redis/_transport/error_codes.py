@@ -133,6 +133,12 @@ def is_redirection(error: BaseException) -> bool:
     return isinstance(error, REDIRECTIONS) or _reply_code(error) in codes
 
 
+def is_moving(error: BaseException) -> bool:
+    """Whether the request needs names of a slot that is being moved to another node now."""
+    classes = redis_errors.AskError, redis_errors.TryAgainError
+    return isinstance(error, classes) or _reply_code(error) in ("ASK", "TRYAGAIN")
+
+
 def _reply_code(error: BaseException) -> str:
     if not isinstance(error, redis_errors.ResponseError):
         return ""

@@ -1,8 +1,8 @@
 """Runs a call on a blocking connection: send, read, reconnect.
 
 ``ConnectionRunner`` uses the sockets directly, which is faster. ``CommandRunner`` uses the client's
-commands, for clusters and for mocks. Both send a script's text again when Redis no longer has it,
-and both raise every failure as a LockError.
+commands, for mocks. Both send a script's text again when Redis no longer has it, and both raise
+every failure as a LockError. ``cluster_runner`` has the one for clusters.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 import redis
@@ -31,7 +31,6 @@ from syncguard.redis._transport.connections import (
     Connection,
     Pool,
     describe_server,
-    discover_nodes,
     private_connection,
     release_if_in_use,
     retry_policy,
@@ -43,7 +42,6 @@ from syncguard.redis._transport.connections import (
 from syncguard.redis._transport.error_codes import (
     FAULTS,
     NOT_SERVING,
-    REDIRECTIONS,
     lock_error,
     not_serving,
 )
@@ -62,8 +60,8 @@ POOL_WAIT_S: Final = 0.05
 Then it opens one of its own: whoever has the connections may need this lock to go on.
 """
 
-_CONNECTION_FAILURES: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
-_RECONNECT_AFTER: Final[tuple[type[Exception], ...]] = (*_CONNECTION_FAILURES, *NOT_SERVING)
+CONNECTION_FAILURES: Final = (redis.ConnectionError, redis.TimeoutError, OSError)
+_RECONNECT_AFTER: Final[tuple[type[Exception], ...]] = (*CONNECTION_FAILURES, *NOT_SERVING)
 """After these errors the connection cannot be used again. A new one may work."""
 
 
@@ -83,9 +81,9 @@ class ConnectionRunner:
     use the kept one.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, keeps_one: bool = True) -> None:
         self._pool = pool
-        self._keeps_one = pool.max_connections >= LARGE_POOL
+        self._keeps_one = keeps_one and pool.max_connections >= LARGE_POOL
         self._is_closed = False
         # Shared by all backends on this pool.
         self._spare: list[tuple[Connection, float]] = shared(pool, "spare", list)
@@ -331,34 +329,6 @@ def _reply(connection: Connection, call: Call[Any]) -> object:
     return reply, connection.read_response(disable_decoding=True)
 
 
-CLUSTER_ATTEMPTS: Final = 4
-"""As many as a client of a cluster makes by default."""
-
-
-def evalsha(call: Call[T]) -> tuple[str | int, ...]:
-    """The command that runs a script which the server has stored."""
-    return ("EVALSHA", call.script.sha, len(call.keys), *call.keys, *call.args)
-
-
-def evaluate(call: Call[T]) -> tuple[str | int, ...]:
-    """The command that runs a script and stores it."""
-    return ("EVAL", call.script.text, len(call.keys), *call.keys, *call.args)
-
-
-def encoded(command: tuple[str | int, ...]) -> tuple[str | int | bytes, ...]:
-    """The command for the client's own methods, which would encode text as its settings say."""
-    name, *words = command
-    return name, *(word.encode() if isinstance(word, str) else word for word in words)
-
-
-def pair_of(replies: Sequence[object]) -> tuple[object, object]:
-    """The replies of the script and of WAIT. Raises the first error among them."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            raise reply
-    return replies[0], replies[1]
-
-
 class CommandRunner:
     """Runs calls through the client's ``evalsha`` or, where a mock has none, ``eval``."""
 
@@ -372,72 +342,13 @@ class CommandRunner:
         if deadline is not None:
             deadline.left_s()
         try:
-            discover_nodes(self._client)  # before may_be_sent: if this fails, nothing was sent
-            if call.wait is not None:
-                return call.read(self._acknowledged_reply(call))
-            if call.if_resent is None or not isinstance(self._client, redis.RedisCluster):
-                return call.read(self._reply(call))
-            reply, resent = self._reply_of_node(call)
-            result = call.read(reply)
-            return call.if_resent(reply, result) if resent else result
+            return self._result(call)
         except FAULTS as error:
             server = describe_server(self._client)
             raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
-    def _reply_of_node(self, call: Call[T]) -> tuple[object, bool]:
-        """The reply, and whether the request was sent again after one without a reply.
-
-        The client resends too, but does not tell. It does not resend to a node that it was given.
-        """
-        client, resent = self._client, False
-        call.may_be_sent = True
-        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
-            node = client.get_node_from_key(call.keys[0])
-            try:
-                try:
-                    return client.execute_command(
-                        *encoded(evalsha(call)), target_nodes=node
-                    ), resent
-                except NoScriptError:
-                    return client.execute_command(
-                        *encoded(evaluate(call)), target_nodes=node
-                    ), resent
-            except _CONNECTION_FAILURES:
-                if not attempts_left:
-                    raise
-                resent = True
-        raise AssertionError("unreachable")  # pragma: no cover
-
-    def _acknowledged_reply(self, call: Call[T]) -> tuple[object, object]:
-        """The reply of the script, and that of a WAIT on the same connection.
-
-        After a failure or a redirection the call also runs through the client, which then knows
-        the nodes again. Then it is sent to its node once more: every call may be sent twice, and
-        writes each time.
-        """
-        client = self._client
-        call.may_be_sent = True
-        for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
-            node = client.get_node_from_key(call.keys[0])
-            pipeline = client.get_redis_connection(node).pipeline(transaction=False)
-            try:
-                replies = self._exchange(pipeline, evalsha(call), call)
-                if isinstance(replies[0], NoScriptError):
-                    replies = self._exchange(pipeline, evaluate(call), call)
-                return pair_of(replies)
-            except (*_CONNECTION_FAILURES, *REDIRECTIONS):
-                if not attempts_left:
-                    raise
-                self._reply(call)
-        raise AssertionError("unreachable")  # pragma: no cover
-
-    @staticmethod
-    def _exchange(pipeline: Any, script: tuple[str | int, ...], call: Call[Any]) -> list[object]:
-        assert call.wait is not None
-        pipeline.execute_command(*encoded(script))
-        pipeline.execute_command(*call.wait)
-        replies: list[object] = pipeline.execute(raise_on_error=False)
-        return replies
+    def _result(self, call: Call[T]) -> T:
+        return call.read(self._reply(call))
 
     def _reply(self, call: Call[T]) -> object:
         # As bytes: the client would encode text as its own settings say.

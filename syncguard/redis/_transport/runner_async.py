@@ -23,8 +23,17 @@ from redis.exceptions import NoScriptError
 
 from syncguard._backend.deadline import Deadline
 from syncguard._lock.cancellation import continue_in_background
+from syncguard.errors import NetworkTimeout
 from syncguard.redis._transport.acknowledged_connection import AcknowledgedConnection
 from syncguard.redis._transport.closed_connection import closed_is_a_fault
+from syncguard.redis._transport.cluster_map import AsyncClusterMap
+from syncguard.redis._transport.cluster_runner import (
+    CLUSTER_ATTEMPTS,
+    encoded,
+    evalsha,
+    evaluate,
+    pair_of,
+)
 from syncguard.redis._transport.connections import (
     LARGE_POOL,
     AsyncConnection,
@@ -43,14 +52,7 @@ from syncguard.redis._transport.error_codes import (
     not_serving,
 )
 from syncguard.redis._transport.pipelined_connection import PipelinedConnection
-from syncguard.redis._transport.runner import (
-    CLUSTER_ATTEMPTS,
-    encoded,
-    evalsha,
-    evaluate,
-    packed,
-    pair_of,
-)
+from syncguard.redis._transport.runner import packed
 from syncguard.redis.replica_acknowledgement import ReplicaAcknowledgement
 from syncguard.redis.script_calls import Call
 
@@ -313,6 +315,7 @@ class AsyncClusterRunner(AsyncCommandRunner):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots: dict[str, asyncio.Semaphore] = {}
         """Of each node, by its name. One node that hangs does not hold the others up."""
+        self._map = AsyncClusterMap(client)
 
     async def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
         loop = asyncio.get_running_loop()
@@ -320,7 +323,20 @@ class AsyncClusterRunner(AsyncCommandRunner):
             leave_other_loops(self._client)
             self._loop = loop
             self._slots = {}
-        return await super().run(call, deadline)
+            self._map = AsyncClusterMap(self._client)
+        try:
+            return await super().run(call, deadline)
+        except NetworkTimeout:
+            # At the deadline the call was cancelled: the client has noticed nothing.
+            if deadline is not None:
+                self._map.update_soon(call.keys[0])
+            raise
+
+    def update_map_from_thread(self, name: str) -> None:
+        """Let the client find the node that has this name now. May be called on any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(self._map.update_soon, name)
 
     async def _result(self, call: Call[T]) -> T:
         # redis-py closes connections for a task that reads the map of nodes again.
