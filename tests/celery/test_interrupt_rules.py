@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import SimpleNamespace
@@ -76,11 +77,15 @@ class TestMainThread:
         MainThreadInterrupt()
 
     def test_a_forked_child_installs_the_handler_again(self):
+        """A process of a pool resets the handlers that it inherited."""
         MainThreadInterrupt()
-        signal.signal(signal.SIGURG, signal.SIG_DFL)
-        MainThreadInterrupt.forget_installation()
-        MainThreadInterrupt()
-        assert signal.getsignal(signal.SIGURG) is interrupt_on_loss._on_signal
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGURG, signal.SIG_DFL)
+            MainThreadInterrupt()
+            os._exit(signal.getsignal(signal.SIGURG) is not interrupt_on_loss._on_signal)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
 
     def test_our_own_signal_does_not_reach_the_handler_before_ours(self, before_ours, sent):
         interrupt = MainThreadInterrupt()

@@ -67,6 +67,15 @@ def test_a_refused_claim_names_the_fence_of_the_later_holder(entries, database):
     assert written(entries) == UNCHANGED
 
 
+def test_only_mysql_has_to_lock_rows_to_read_the_fence_of_the_later_holder(entries, database):
+    keys = [row.pk for row in entries]
+    with CaptureQueriesContext(connections[database]) as statements:
+        with pytest.raises(StaleFence), transaction.atomic(using=database):
+            claim(Entry, keys, TWO, database)
+    locks = any("FOR UPDATE" in statement["sql"] for statement in statements)
+    assert locks == (connections[database].vendor == "mysql")
+
+
 # Models
 
 
@@ -251,6 +260,19 @@ def test_an_update_of_children_is_fenced(database, values):
         assert set(letters.values_list(name, "fence")) == {(value, THREE)}
 
 
+def test_query_sets_of_children_with_a_key_of_their_own_are_fenced_by_their_parents(database):
+    Document(pk=1, title="other").save_fenced(THREE, using=database)
+    Contract(number=1, document_id=7).save_fenced(TWO, using=database)
+    contracts = Contract.objects.using(database)
+    for write in (lambda rows: rows.update(price=9), lambda rows: rows.delete()):
+        with pytest.raises(StaleFence):
+            write(contracts.fenced(ONE))
+    assert contracts.fenced(TWO).update(price=9) == 1
+    assert contracts.get().price == 9
+    assert contracts.fenced(TWO).delete()[1] == {"testsite.Contract": 1, "testsite.Document": 1}
+    assert Document.objects.using(database).get().title == "other"
+
+
 def test_a_delete_of_children_is_fenced(database):
     Letter(pk=7).save_fenced(TWO, using=database)
     letters = Letter.objects.using(database)
@@ -281,6 +303,14 @@ def test_an_update_by_an_annotation_is_fenced(entries, database):
     lower = counted.filter(tags=0).exclude(text="high")
     assert lower.fenced(TWO).update(number=F("next")) == 2
     assert written(entries)["low"] == (1, TWO)
+
+
+@pytest.mark.parametrize("annotations", [{}, {"next": F("number") + 1}], ids=["plain", "annotated"])
+def test_rows_that_were_claimed_are_written_by_their_keys_alone(entries, annotations):
+    """A condition may not be true again: writing the rows before may have changed it."""
+    lows = entries.annotate(**annotations).filter(text="low")
+    [mine] = entries.filter(text="mine")
+    assert lows._only([mine.pk]).get() == mine
 
 
 UPDATES = {

@@ -131,6 +131,7 @@ TARGETS = (
         "syncguard_django/fencing/fenced_queries.py",
         (
             "tests/django/test_fenced_writes.py",
+            "tests/django/test_fence_field.py",
             "tests/django/test_every_write.py",
             "tests/django/test_fencing.py",
             "tests/django/test_fence_races.py",
