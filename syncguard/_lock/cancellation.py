@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Generator
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 from syncguard._lock.background_tasks import keep
 
@@ -111,6 +111,35 @@ async def finished(task: asyncio.Task[T]) -> bool:
     if not task.cancelled():
         task.exception()  # marks it as retrieved: the caller raises the cancellation instead
     return True
+
+
+class Outcome(Generic[T]):
+    """The result of an operation, or its error."""
+
+    def __init__(self, result: T | None, error: Exception | None) -> None:
+        self._result = result
+        self._error = error
+
+    def get(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._result)
+
+
+def outcome_task(operation: Coroutine[Any, Any, T]) -> asyncio.Task[Outcome[T]]:
+    """A task that never ends with an error, for an operation that its caller may abandon.
+
+    asyncio logs an error that nobody reads, and ``asyncio.run`` logs that of a task which it had to
+    cancel: redis-py sometimes swallows a cancellation, and the operation fails later.
+    """
+
+    async def outcome() -> Outcome[T]:
+        try:
+            return Outcome(await operation, None)
+        except Exception as error:
+            return Outcome(None, error)
+
+    return asyncio.ensure_future(outcome())
 
 
 def continue_in_background(task: asyncio.Task[Any]) -> None:

@@ -26,7 +26,7 @@ from syncguard._backend.listing_and_health import Health, LockPage, Wanted
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
 from syncguard._lock.background_tasks import keep
-from syncguard._lock.cancellation import continue_in_background
+from syncguard._lock.cancellation import outcome_task
 from syncguard._lock.handles import AsyncAcquired
 from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
@@ -418,11 +418,11 @@ class AsyncRedisBackend(Configured, AsyncBackend):
         """
         if self._runner.outlives_caller:
             return await self._runner.run(call, deadline)
-        task = asyncio.ensure_future(self._runner.run(call, deadline))
+        task = outcome_task(self._runner.run(call, deadline))
         try:
-            return await asyncio.shield(task)
+            return (await asyncio.shield(task)).get()
         except asyncio.CancelledError:
-            continue_in_background(task)
+            keep(task)
             raise
 
     def _undo_target(self, lock_id: str) -> Callable[[], Target]:

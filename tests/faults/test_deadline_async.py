@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from contextlib import asynccontextmanager
 
@@ -99,3 +100,24 @@ def test_a_call_that_fails_after_its_deadline_leaves_no_unread_error():
     asyncio.run(main())
     gc.collect()
     assert unread == []
+
+
+def test_a_call_that_fails_while_its_event_loop_ends_is_not_logged():
+    """redis-py sometimes swallows the first cancellation. ``asyncio.run`` cancels again."""
+    told = []
+
+    async def fail_when_cancelled_twice():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise LockError("ServiceUnavailable") from None
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, what: told.append(what))
+        with pytest.raises(NetworkTimeout):
+            await within(Deadline.after(10), fail_when_cancelled_twice())
+
+    asyncio.run(main())
+    assert told == []

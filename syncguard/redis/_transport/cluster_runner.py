@@ -92,10 +92,14 @@ class ClusterRunner(CommandRunner):
         """
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
             try:
-                runner = self._runner_of(call)
-                if runner is None:
+                # Kept until the call has ended: redis-py 5 drops the client of a node that failed,
+                # which closes its connections, also those in use.
+                client_of_node = self._client_of_node(call)
+                pool = runner_pool(client_of_node)
+                if pool is None:
                     return super().run(call, deadline)
-                return runner.run(call, deadline)
+                # Keeps no connection: the client drops nodes, and nobody would close it.
+                return ConnectionRunner(pool, keeps_one=False).run(call, deadline)
             except LockError as error:
                 cause = error.context.cause
                 if cause is None or not _may_have_changed(error, cause):
@@ -111,17 +115,14 @@ class ClusterRunner(CommandRunner):
                     raise error from cause
         raise AssertionError("unreachable")  # pragma: no cover
 
-    def _runner_of(self, call: Call[T]) -> ConnectionRunner | None:
-        """A runner on the call's node by the client's map; None if it has no real connections."""
+    def _client_of_node(self, call: Call[T]) -> object:
+        """The client of the call's node, by the client's map."""
         client = self._client
         try:
-            node = client.get_node_from_key(call.keys[0])
+            return client.get_redis_connection(client.get_node_from_key(call.keys[0]))
         except FAULTS as error:
             server = describe_server(client)
             raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
-        pool = runner_pool(client.get_redis_connection(node))
-        # Keeps no connection: the client drops nodes, and nobody would close it.
-        return None if pool is None else ConnectionRunner(pool, keeps_one=False)
 
     def _result(self, call: Call[T]) -> T:
         discover_nodes(self._client)  # before may_be_sent: if this fails, nothing was sent

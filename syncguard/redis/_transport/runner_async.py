@@ -22,7 +22,8 @@ from redis.asyncio.cluster import PipelineCommand
 from redis.exceptions import NoScriptError
 
 from syncguard._backend.deadline import Deadline
-from syncguard._lock.cancellation import continue_in_background
+from syncguard._lock.background_tasks import keep
+from syncguard._lock.cancellation import outcome_task
 from syncguard.errors import NetworkTimeout
 from syncguard.redis._transport.acknowledged_connection import AcknowledgedConnection
 from syncguard.redis._transport.closed_connection import closed_is_a_fault
@@ -251,15 +252,14 @@ async def within(deadline: Deadline | None, run: Coroutine[Any, Any, T]) -> T:
     """Run a call in a task of its own, and cancel that when the deadline has passed."""
     if deadline is None:
         return await run
-    task = asyncio.ensure_future(run)
+    task = outcome_task(run)
     try:
         while not task.done():
             await asyncio.wait({task}, timeout=deadline.slice_s())
     finally:
         if task.cancel():
-            # redis-py sometimes ends a cancelled task with another error, which nobody reads.
-            continue_in_background(task)
-    return task.result()
+            keep(task)
+    return task.result().get()
 
 
 class AsyncCommandRunner:

@@ -12,8 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
-import redis
-import redis.asyncio
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.sentinel import Sentinel
 
@@ -45,8 +43,7 @@ def open_backend(address: str, log: Log) -> Iterator[LockBackend]:
         if parts.scheme == "redis":
             backend = cls.from_url(address, **_TIMEOUTS)
         elif parts.scheme == "redis-cluster":
-            client = redis.RedisCluster(host=parts.hostname, port=parts.port, **_TIMEOUTS)
-            backend = cls(opened.enter_context(client), **chosen)
+            backend = cls.from_url(_url_of_cluster(parts), **chosen, **_TIMEOUTS)
         else:
             sentinel = Sentinel([(parts.hostname, parts.port)], sentinel_kwargs=_TIMEOUTS)
             for each in sentinel.sentinels:
@@ -71,8 +68,7 @@ async def open_backend_async(address: str, log: Log) -> AsyncIterator[AsyncLockB
         if parts.scheme == "redis":
             backend = cls.from_url(address, **_TIMEOUTS)
         elif parts.scheme == "redis-cluster":
-            client = redis.asyncio.RedisCluster(host=parts.hostname, port=parts.port, **_TIMEOUTS)
-            backend = cls(await opened.enter_async_context(client), **chosen)
+            backend = cls.from_url(_url_of_cluster(parts), **chosen, **_TIMEOUTS)
         else:
             sentinel = AsyncSentinel([(parts.hostname, parts.port)], sentinel_kwargs=_TIMEOUTS)
             for each in sentinel.sentinels:
@@ -80,6 +76,11 @@ async def open_backend_async(address: str, log: Log) -> AsyncIterator[AsyncLockB
             client = sentinel.master_for(MASTER_NAME, **_TIMEOUTS)
             backend = cls(await opened.enter_async_context(client), **chosen)
         yield await opened.enter_async_context(contextlib.aclosing(backend))
+
+
+def _url_of_cluster(parts: SplitResult) -> str:
+    """Its client connects on first use: a worker may begin while a node is down."""
+    return f"redis+cluster://{parts.hostname}:{parts.port}"
 
 
 def _split(address: str) -> tuple[str, dict[str, str]]:
