@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
+from pathlib import Path
 
 import pytest
 from mutations import mutants_of
+from targets import TARGETS
 
 
 def changes(text: str, suffix: str = ".py", *functions: str) -> set[str]:
@@ -85,3 +88,11 @@ def test_every_mutant_of_this_file_is_a_program():
 
 def test_what_is_only_for_the_type_checker_has_no_mutants():
     assert changes("if TYPE_CHECKING:\n    import this\n") == set()
+
+
+def test_the_documentation_has_a_row_for_every_file_that_is_mutated():
+    page = Path(__file__).parents[2] / "docs" / "explanation" / "safety.md"
+    rows = re.findall(r"^\| `(.+)` \| (\d+) \| (\d+) \| (\d+) \|$", page.read_text(), re.MULTILINE)
+    assert [path for path, *_ in rows] == [target.path for target in TARGETS]
+    for path, mutants, noticed, explained in rows:
+        assert int(mutants) == int(noticed) + int(explained), f"one of {path} survived"

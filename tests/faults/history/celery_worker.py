@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -127,6 +128,8 @@ class CeleryWorker:
     def _kill(self) -> None:
         assert self._process.pid is not None
         if self._process.exitcode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it may not have its own group yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
         self._process.join()
         self._process.close()
