@@ -139,7 +139,9 @@ def outcome_task(operation: Coroutine[Any, Any, T]) -> asyncio.Task[Outcome[T]]:
         except Exception as error:
             return Outcome(None, error)
 
-    return asyncio.ensure_future(outcome())
+    task = asyncio.ensure_future(outcome())
+    task.add_done_callback(lambda _: operation.close())  # if the task was cancelled before it began
+    return task
 
 
 def continue_in_background(task: asyncio.Task[Any]) -> None:

@@ -121,3 +121,18 @@ def test_a_call_that_fails_while_its_event_loop_ends_is_not_logged():
 
     asyncio.run(main())
     assert told == []
+
+
+def test_a_call_whose_deadline_has_passed_does_not_begin():
+    begun = []
+
+    async def begin():
+        begun.append(1)
+
+    async def main():
+        with pytest.raises(NetworkTimeout):
+            await within(Deadline.after(-1), begin())
+
+    asyncio.run(main())
+    gc.collect()  # Python would warn of a coroutine that was never awaited
+    assert begun == []
