@@ -28,7 +28,7 @@ from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.redis import listing
 from syncguard.redis._transport.cluster_runner import ClusterRunner, blocking_runner
-from syncguard.redis._transport.connections import Pool, runner_pool
+from syncguard.redis._transport.connections import Pool, client_of_node, runner_pool
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
 from syncguard.redis._transport.runner import Runner
@@ -435,7 +435,13 @@ class RedisBackend(Configured, BlockingBackend):
 
     def _undo_target(self, lock_id: str) -> Callable[[], Target]:
         def target() -> Target:
-            pool = self._pool_of(self._calls.names.index(lock_id))
+            name = self._calls.names.index(lock_id)
+            try:
+                pool = self._pool_of(name)
+            except FAULTS:  # no node has this slot
+                if isinstance(self._runner, ClusterRunner):
+                    self._runner.map.update(name)
+                raise
             if pool is None:
                 return UndoOnClient(self._runner)
             if isinstance(self._runner, ClusterRunner):
@@ -445,7 +451,9 @@ class RedisBackend(Configured, BlockingBackend):
         return target
 
     def _listener_of(self, names: LockNames) -> WakeListener | None:
-        pool = self._pool_of(names.wake)
+        pool = None
+        with contextlib.suppress(*FAULTS):  # no node has this slot: only sleep
+            pool = self._pool_of(names.wake)
         if pool is None:
             return None
         return WakeListener.on(pool, names.space, clustered=self._clustered)
@@ -454,4 +462,4 @@ class RedisBackend(Configured, BlockingBackend):
         if not self._clustered:
             return self._pool
         node = self._client.get_node_from_key(name)
-        return runner_pool(self._client.get_redis_connection(node)) if node is not None else None
+        return None if node is None else runner_pool(client_of_node(self._client, node))

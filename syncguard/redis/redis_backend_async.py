@@ -363,7 +363,9 @@ class AsyncRedisBackend(Configured, AsyncBackend):
             await self._runner.run(self._calls.ring(bell))
 
     def _listener_of(self, names: LockNames) -> AsyncWakeListener | None:
-        pool = self._pool_of(names.wake)
+        pool = None
+        with contextlib.suppress(*FAULTS):  # no node has this slot: only sleep
+            pool = self._pool_of(names.wake)
         if pool is None:
             return None
         return AsyncWakeListener.on(pool, names.space, clustered=self._clustered)

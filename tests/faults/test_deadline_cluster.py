@@ -19,8 +19,17 @@ import redis.asyncio
 from cluster_servers import ClusterServers
 from wait_until import wait_until, wait_until_async
 
-from syncguard import Aborted, Acquisition, LockError, NetworkTimeout, aio, lock
+from syncguard import (
+    Aborted,
+    Acquisition,
+    LockError,
+    NetworkTimeout,
+    ServiceUnavailable,
+    aio,
+    lock,
+)
 from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis._transport.runner_async import AsyncClusterRunner
 from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
@@ -78,8 +87,8 @@ def error_of(backend: RedisBackend, key: str, **options: Any) -> LockError:
     return caught.value
 
 
-def is_acquired(backend: RedisBackend, key: str) -> bool:
-    with contextlib.suppress(LockError), lock(backend, key, acquisition=BRIEF):
+def is_acquired(backend: RedisBackend, key: str, **options: Any) -> bool:
+    with contextlib.suppress(LockError), lock(backend, key, acquisition=BRIEF, **options):
         return True
     return False
 
@@ -161,6 +170,79 @@ def test_lock_follows_a_slot_that_has_moved(replicated: ClusterServers) -> None:
         for _ in range(2):
             replicated.migrate(slot)
             assert is_acquired(backend, "k")
+
+
+@pytest.mark.parametrize("with_signal", [False, True], ids=["no signal", "signal"])
+def test_a_slot_that_moved_to_a_node_that_hangs_does_not_hold_lock_up(
+    replicated: ClusterServers, with_signal: bool
+) -> None:
+    """The node that answers MOVED works. The client would follow it, and wait for the other one."""
+    prefix = f"moved-{with_signal}"
+    with backend_on(replicated, key_prefix=prefix) as backend:
+        assert is_acquired(backend, "k")
+        slot = backend._client.keyslot(backend._calls.names.of("k").lock)
+        replicated.migrate(slot)
+        with replicated.node.paused():
+            signal = threading.Event() if with_signal else None
+            error = error_of(backend, "k", signal=signal)
+            assert isinstance(error, (NetworkTimeout, ServiceUnavailable))
+        replicated.migrate(slot)
+        wait_until(lambda: is_acquired(backend, "k"), 60)
+
+
+def test_several_threads_find_the_node_that_replaced_one_that_hangs(
+    replicated: ClusterServers,
+) -> None:
+    """The client drops the old node, and its connections, while other threads wait for it."""
+    failures: list[BaseException] = []
+
+    def acquire(backend: RedisBackend, number: int) -> None:
+        try:
+            until = time.monotonic() + 60
+            while not is_acquired(backend, f"k{number}", signal=threading.Event()):
+                assert time.monotonic() < until
+        except BaseException as error:
+            failures.append(error)
+
+    with backend_on(replicated, IMPATIENT_S, key_prefix="threads") as backend:
+        for number in range(4):
+            assert is_acquired(backend, f"k{number}")
+        with replicated.master_hangs():
+            threads = [
+                threading.Thread(target=acquire, args=(backend, number)) for number in range(4)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert failures == []
+
+
+def test_asyncio_nothing_connects_again_after_the_client_was_closed(
+    three: ClusterServers,
+) -> None:
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster(**settings_of(three, IMPATIENT_S))
+        backend = AsyncRedisBackend(client, key_prefix="closed")
+        await backend.is_locked("k")
+        node = client.get_node_from_key(backend._calls.names.of("k").lock)
+        stopped = next(each for each in three.masters if each.port == node.port)
+        with stopped.paused():
+            with pytest.raises(NetworkTimeout):
+                async with aio.lock(backend, "k", acquisition=BRIEF):
+                    pass
+            runner = backend._runner
+            assert isinstance(runner, AsyncClusterRunner)
+            assert runner._map._running
+            await backend.aclose()
+            assert not runner._map._running
+            undo_thread.drop_jobs()
+            runner.update_map_from_thread(backend._calls.names.of("k").lock)
+            await asyncio.sleep(0)
+            assert not runner._map._running
+            await client.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 240))
 
 
 def test_asyncio_lock_finds_the_node_that_replaced_one_that_hangs(

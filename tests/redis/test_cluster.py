@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -261,6 +264,37 @@ def test_a_request_that_got_no_reply_is_undone_on_its_node(cluster: RedisServer)
         backend.undo(held.lock_id)
         wait_until(lambda: undo_thread.pending == 0)
         assert not backend.is_locked("k")
+
+
+def test_a_forked_child_does_not_wait_for_locks_of_its_parents_client(cluster: RedisServer) -> None:
+    """A background thread of the parent may read the map during the fork. redis-py 8 then holds
+    locks, and nobody releases them in the child."""
+    with redis.RedisCluster(host="127.0.0.1", port=cluster.port) as client:
+        RedisBackend(client)
+        manager = client.nodes_manager
+        locks = [getattr(manager, name, None) for name in ("_lock", "_initialization_lock")]
+        locked, go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with contextlib.ExitStack() as held:
+                for each in (client._lock, *locks):
+                    if each is not None:
+                        held.enter_context(each)
+                locked.set()
+                go_on.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert locked.wait(60)
+        child = os.fork()
+        if child == 0:
+            names = ("_lock", "_initialization_lock")
+            owned = [getattr(owner, name, None) for owner in (client, manager) for name in names]
+            free = all(each is None or each.acquire(timeout=1) for each in owned)
+            os._exit(0 if free else 1)
+        go_on.set()
+        thread.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_asyncio_request_that_got_no_reply_is_undone_on_its_node(cluster: RedisServer) -> None:

@@ -3,27 +3,34 @@
 redis-py reads the map again if a command fails. A call with a deadline ends before a command of the
 client does: if its node hangs and is replaced, the client never learns that. So a harmless command
 for the same name is sent through the client, which may take as long as the client's time-outs say.
-At most one at a time for each node.
+A backend does that at most once at a time for each node that failed, and for each slot that moved.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from redis.exceptions import SlotNotCoveredError
+
 from syncguard._backend.deadline import Deadline
 from syncguard._lock.background_tasks import keep
-from syncguard._lock.background_threads import run_in_thread
-from syncguard.redis._transport.connections import discover_nodes, is_discovered
+from syncguard._lock.background_threads import run_in_thread, start_ahead
+from syncguard._lock.cancellation import finished, outcome_task
+from syncguard.redis._transport.closed_connection import closed_is_a_fault
+from syncguard.redis._transport.connections import (
+    discover_nodes,
+    is_discovered,
+    unlock_cluster_after_fork,
+)
 from syncguard.redis._transport.error_codes import FAULTS
 
-Update = concurrent.futures.Future[None]
-
 _DISCOVERY: Final = "discovery"
+_POLL_S: Final = 0.005
 
 
 def _harmless(name: str) -> tuple[str | int | bytes, ...]:
@@ -31,11 +38,33 @@ def _harmless(name: str) -> tuple[str | int | bytes, ...]:
     return "EVAL", "return 0", 1, name.encode()
 
 
-def _node_name(client: Any, name: str) -> str:
+def _label(client: Any, name: str, moved: bool) -> str:
+    """What the update is for: a slot that moved, or the node that failed."""
+    if moved:
+        return f"slot {client.keyslot(name)}"  # redis-py corrects its map for this slot only
     with contextlib.suppress(*FAULTS):  # no node has this slot
         node = client.get_node_from_key(name)
-        return "" if node is None else node.name
-    return ""
+        return "no node" if node is None else node.name
+    return "no node"
+
+
+class Update:
+    """One reading of the map.
+
+    No ``Event`` and no ``Future``: an exception that another thread sends to a waiting thread may
+    leave their locks held, and all other threads would wait for ever.
+    """
+
+    __slots__ = ("ended", "error")
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.error: Exception | None = None
+
+    def wait(self, deadline: Deadline) -> None:
+        """Wait until it has ended. Raises NetworkTimeout at the deadline, Aborted on its signal."""
+        while not self.ended:
+            time.sleep(min(_POLL_S, deadline.left_s()))
 
 
 class ClusterMap:
@@ -44,55 +73,56 @@ class ClusterMap:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._running: dict[tuple[int, str], Update] = {}
-        """By process, because a forked child has none of the threads; and by node."""
+        """By process, because a forked child has none of the threads; and by label."""
+        unlock_cluster_after_fork(client)
 
     def discover(self, deadline: Deadline) -> None:
         """Ask for the nodes, if the client connects on first use. Raises errors of redis-py."""
         if not is_discovered(self._client):
             reading = self._begin(_DISCOVERY, lambda: discover_nodes(self._client))
-            wait_for(reading, deadline)
-            reading.result()
+            reading.wait(deadline)
+            if reading.error is not None:
+                raise reading.error
 
-    def update(self, name: str) -> Update:
+    def update(self, name: str, *, moved: bool = False) -> Update:
         """Begin to read the map again, because of a call for this name. Does not wait."""
 
         def update() -> None:
-            with contextlib.suppress(*FAULTS):
+            try:
                 self._client.execute_command(*_harmless(name))
+            except SlotNotCoveredError:  # then the client asks no node
+                self._client.nodes_manager.initialize()
 
-        return self._begin(_node_name(self._client, name), update)
+        return self._begin(_label(self._client, name, moved), update)
 
     def _begin(self, label: str, job: Callable[[], None]) -> Update:
-        place = os.getpid(), label
-        fresh = Update()
-        update = self._running.setdefault(place, fresh)
-        if update is not fresh:
-            return update
+        place, fresh = (os.getpid(), label), Update()
+
+        def end() -> None:
+            fresh.ended = True
+            if self._running.get(place) is fresh:
+                del self._running[place]
 
         def run() -> None:
             try:
                 job()
             except Exception as error:
-                self._running.pop(place, None)
-                fresh.set_exception(error)
-            else:
-                self._running.pop(place, None)
-                fresh.set_result(None)
+                fresh.error = error
+            finally:  # also after SystemExit
+                end()
 
         try:
-            run_in_thread(run)
+            update = self._running.setdefault(place, fresh)
+            if update is fresh:
+                run_in_thread(run)
+            else:
+                start_ahead()  # in case no thread was available for that one
         except BaseException as error:  # no thread is available, or an interrupt
-            self._running.pop(place, None)
+            end()
             if not isinstance(error, RuntimeError):
                 raise
-            fresh.set_result(None)
-        return fresh
-
-
-def wait_for(update: Update, deadline: Deadline) -> None:
-    """Wait until it has ended. Raises NetworkTimeout at the deadline, Aborted on its signal."""
-    while not update.done():
-        concurrent.futures.wait((update,), deadline.slice_s())
+            return fresh
+        return update
 
 
 class AsyncClusterMap:
@@ -100,19 +130,28 @@ class AsyncClusterMap:
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._running: set[str] = set()
+        self._running: dict[str, asyncio.Task[Any]] = {}
 
     def update_soon(self, name: str) -> None:
         """Begin to read the map again, because of a call for this name."""
-        node = _node_name(self._client, name)
+        # By slot: a node that failed may have several of our slots, but few.
+        label = _label(self._client, name, moved=True)
+        if label not in self._running:
+            task = outcome_task(self._update(name))
+            self._running[label] = task
+            task.add_done_callback(lambda _: self._running.pop(label, None))
+            keep(task)
 
-        async def update() -> None:
+    async def close(self) -> None:
+        """End the updates: they would connect the client again after it was closed."""
+        for task in list(self._running.values()):
+            if task.get_loop() is asyncio.get_running_loop():
+                task.cancel()
+                await finished(task)
+
+    async def _update(self, name: str) -> None:
+        with closed_is_a_fault():
             try:
-                with contextlib.suppress(*FAULTS, AttributeError):  # see closed_connection
-                    await self._client.execute_command(*_harmless(name))
-            finally:
-                self._running.discard(node)
-
-        if node not in self._running:
-            self._running.add(node)
-            keep(asyncio.get_running_loop().create_task(update()))
+                await self._client.execute_command(*_harmless(name))
+            except SlotNotCoveredError:  # then the client asks no node
+                await self._client.nodes_manager.initialize()

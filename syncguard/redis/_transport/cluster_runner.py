@@ -14,9 +14,11 @@ from redis.exceptions import NoScriptError, RedisClusterException
 
 from syncguard._backend.deadline import Deadline
 from syncguard.errors import LockError, NetworkTimeout
-from syncguard.redis._transport.cluster_map import ClusterMap, wait_for
+from syncguard.redis._transport.closed_connection import closed_is_a_fault
+from syncguard.redis._transport.cluster_map import ClusterMap
 from syncguard.redis._transport.connections import (
     Pool,
+    client_of_node,
     describe_server,
     discover_nodes,
     runner_pool,
@@ -92,11 +94,11 @@ class ClusterRunner(CommandRunner):
         """
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
             try:
-                # Kept until the call has ended: redis-py 5 drops the client of a node that failed,
-                # which closes its connections, also those in use.
-                client_of_node = self._client_of_node(call)
-                pool = runner_pool(client_of_node)
-                if pool is None:
+                # Both are kept until the call has ended. If the client drops a node, this closes
+                # the connections of the node, also those in use.
+                kept = self._node_of(call)
+                pool = runner_pool(kept[1])
+                if pool is None:  # with client-side caching: not bounded
                     return super().run(call, deadline)
                 # Keeps no connection: the client drops nodes, and nobody would close it.
                 return ConnectionRunner(pool, keeps_one=False).run(call, deadline)
@@ -106,26 +108,31 @@ class ClusterRunner(CommandRunner):
                     raise
                 if is_moving(cause):
                     return super().run(call)  # this node answers; the client asks the other
-                update = self.map.update(call.keys[0])
+                update = self.map.update(call.keys[0], moved=is_redirection(cause))
                 if not attempts_left:
                     raise
                 try:
-                    wait_for(update, deadline)
+                    update.wait(deadline)
                 except NetworkTimeout:
                     raise error from cause
         raise AssertionError("unreachable")  # pragma: no cover
 
-    def _client_of_node(self, call: Call[T]) -> object:
-        """The client of the call's node, by the client's map."""
+    def _node_of(self, call: Call[T]) -> tuple[object, object]:
+        """The node of the call, by the client's map, and the client of that node."""
         client = self._client
         try:
-            return client.get_redis_connection(client.get_node_from_key(call.keys[0]))
+            node = client.get_node_from_key(call.keys[0])
+            return node, client_of_node(client, node)
         except FAULTS as error:
             server = describe_server(client)
             raise lock_error(error, server=server, key=call.key, lock_id=call.lock_id) from error
 
     def _result(self, call: Call[T]) -> T:
         discover_nodes(self._client)  # before may_be_sent: if this fails, nothing was sent
+        with closed_is_a_fault():  # redis-py, if a node that it does not know is to be asked
+            return self._result_of_client(call)
+
+    def _result_of_client(self, call: Call[T]) -> T:
         if call.wait is not None:
             return call.read(self._acknowledged_reply(call))
         if call.if_resent is None:

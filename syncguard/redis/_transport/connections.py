@@ -184,8 +184,27 @@ def _unlock_pools_after_fork() -> None:
             state["_locked"] = False
 
 
+_known_clusters: Final[weakref.WeakSet[redis.RedisCluster]] = weakref.WeakSet()
+
+
+def unlock_cluster_after_fork(client: redis.RedisCluster) -> None:
+    """The same for the locks of a client of a cluster, which redis-py 8 holds during I/O."""
+    _known_clusters.add(client)
+
+
+def _unlock_clusters_after_fork() -> None:
+    for client in list(_known_clusters):
+        if is_discovered(client):
+            inner: Any = client
+            for owner in (inner, inner.nodes_manager):
+                for name in ("_lock", "_initialization_lock"):
+                    if hasattr(owner, name):
+                        setattr(owner, name, threading.RLock())
+
+
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_unlock_pools_after_fork)
+    os.register_at_fork(after_in_child=_unlock_clusters_after_fork)
 
 
 def async_runner_pool(client: object) -> AsyncPool | None:
@@ -458,6 +477,14 @@ def discover_nodes(client: object) -> None:
     """Let a client of a cluster find its nodes, if it connects on first use. Does I/O."""
     if isinstance(client, ClusterOnFirstUse):
         client.discover()
+
+
+def client_of_node(client: Any, node: Any) -> Any:
+    """The client of one node of a cluster. Raises ConnectionError if it has none just now."""
+    found = client.get_redis_connection(node)
+    if found is None:  # redis-py 5: another thread has dropped it
+        raise redis.ConnectionError("the node has no connections")
+    return found
 
 
 def is_discovered(client: object) -> bool:

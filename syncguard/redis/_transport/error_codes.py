@@ -101,13 +101,14 @@ NOT_SERVING: Final = tuple(_NOT_SERVING.values())
 connection to the same address reaches the new primary; an old connection never does."""
 
 
-_NO_CONNECTION_LEFT: Final = "max number of clients reached"
-"""The server's words for a new connection above its ``maxclients``."""
+_NO_CONNECTION_LEFT: Final = ("max number of clients reached", "Too many connections")
+"""The server's words for a new connection above its ``maxclients``, and those of redis-py 5 for one
+above the limit of the pool. Newer ones raise MaxConnectionsError."""
 
 
 def error_code(error: BaseException) -> ErrorCode:
     """Return the code for an error of the client library or of the server."""
-    if isinstance(error, redis_errors.ConnectionError) and str(error) == _NO_CONNECTION_LEFT:
+    if isinstance(error, redis_errors.ConnectionError) and str(error) in _NO_CONNECTION_LEFT:
         return "RateLimited"
     for classes, code in _BY_CLASS:
         if isinstance(error, classes):
@@ -135,6 +136,8 @@ def is_redirection(error: BaseException) -> bool:
 
 def is_moving(error: BaseException) -> bool:
     """Whether the request needs names of a slot that is being moved to another node now."""
+    if isinstance(error, redis_errors.MovedError):  # which is an AskError too
+        return False
     classes = redis_errors.AskError, redis_errors.TryAgainError
     return isinstance(error, classes) or _reply_code(error) in ("ASK", "TRYAGAIN")
 

@@ -332,11 +332,20 @@ class AsyncClusterRunner(AsyncCommandRunner):
                 self._map.update_soon(call.keys[0])
             raise
 
+    async def close(self) -> None:
+        self._loop = None
+        await self._map.close()
+
     def update_map_from_thread(self, name: str) -> None:
         """Let the client find the node that has this name now. May be called on any thread."""
-        if self._loop is not None:
+        loop = self._loop
+        if loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(self._map.update_soon, name)
+                loop.call_soon_threadsafe(self._update_map, name)
+
+    def _update_map(self, name: str) -> None:
+        if self._loop is not None:  # else it was closed meanwhile
+            self._map.update_soon(name)
 
     async def _result(self, call: Call[T]) -> T:
         # redis-py closes connections for a task that reads the map of nodes again.
