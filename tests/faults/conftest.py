@@ -1,4 +1,4 @@
-"""Fixtures of the fault tests: a backend on the shared Redis, and a Redis to break."""
+"""Fixtures of the fault tests: a backend on the shared Redis, and servers to break."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import ExitStack
 import pytest
 import redis
 from clients import backend_on
+from cluster_servers import ClusterServers
 
 from syncguard.redis import RedisBackend
 from syncguard.testing import RedisServer
@@ -46,3 +47,17 @@ def silent_address() -> Iterator[tuple[str, int]]:
             client.setblocking(False)
             client.connect_ex(listener.getsockname())
         yield listener.getsockname()
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[ClusterServers]:
+    """A cluster of three masters."""
+    with ClusterServers(masters=3) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def replicated() -> Iterator[ClusterServers]:
+    """A cluster whose main master has a replica."""
+    with ClusterServers(with_replica=True) as servers:
+        yield servers

@@ -44,29 +44,12 @@ IMPATIENT_S = 2
 """The time-outs of a client that notices it: longer than an attempt with a deadline may take."""
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[ClusterServers]:
-    with ClusterServers(masters=3) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def replicated() -> Iterator[ClusterServers]:
-    with ClusterServers(with_replica=True) as servers:
-        yield servers
-
-
-def settings_of(servers: ClusterServers, timeout_s: float) -> dict[str, Any]:
-    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return {"host": "127.0.0.1", "port": servers.port, **timeouts}
-
-
 @contextlib.contextmanager
 def backend_on(
     servers: ClusterServers, timeout_s: float = PATIENT_S, **options: Any
 ) -> Iterator[RedisBackend]:
     with (
-        redis.RedisCluster(**settings_of(servers, timeout_s)) as client,
+        redis.RedisCluster(**servers.client_settings(timeout_s)) as client,
         RedisBackend(client, **options) as backend,
     ):
         yield backend
@@ -222,7 +205,7 @@ def test_asyncio_nothing_connects_again_after_the_client_was_closed(
     three: ClusterServers,
 ) -> None:
     async def main() -> None:
-        client = redis.asyncio.RedisCluster(**settings_of(three, IMPATIENT_S))
+        client = redis.asyncio.RedisCluster(**three.client_settings(IMPATIENT_S))
         backend = AsyncRedisBackend(client, key_prefix="closed")
         await backend.is_locked("k")
         node = client.get_node_from_key(backend._calls.names.of("k").lock)
@@ -249,7 +232,7 @@ def test_asyncio_lock_finds_the_node_that_replaced_one_that_hangs(
     replicated: ClusterServers,
 ) -> None:
     async def main() -> None:
-        client = redis.asyncio.RedisCluster(**settings_of(replicated, IMPATIENT_S))
+        client = redis.asyncio.RedisCluster(**replicated.client_settings(IMPATIENT_S))
         async with client, AsyncRedisBackend(client) as backend:
             acquired = 0
 
@@ -274,7 +257,7 @@ def test_an_asyncio_request_to_a_node_that_hangs_is_undone_on_the_one_that_repla
     replicated: ClusterServers,
 ) -> None:
     async def main() -> None:
-        client = redis.asyncio.RedisCluster(**settings_of(replicated, IMPATIENT_S))
+        client = redis.asyncio.RedisCluster(**replicated.client_settings(IMPATIENT_S))
         async with client, AsyncRedisBackend(client, key_prefix="undone-aio") as backend:
             call = backend._calls.acquire("k", 600_000, None)
             async with aio.lock(backend, "k", acquisition=BRIEF):

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
@@ -42,31 +41,14 @@ TIMEOUT_S = 20.0
 TIMEOUT_IF_A_NODE_HANGS_S = 2.0
 
 
-@pytest.fixture(scope="module")
-def three() -> Iterator[ClusterServers]:
-    with ClusterServers(masters=3) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def replicated() -> Iterator[ClusterServers]:
-    with ClusterServers(with_replica=True) as servers:
-        yield servers
-
-
-def settings_of(servers: ClusterServers, timeout_s: float) -> dict[str, Any]:
-    timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
-    return {"host": "127.0.0.1", "port": servers.port, **timeouts}
-
-
 def client_of(servers: ClusterServers, timeout_s: float = TIMEOUT_S) -> redis.RedisCluster:
-    return redis.RedisCluster(**settings_of(servers, timeout_s))
+    return redis.RedisCluster(**servers.client_settings(timeout_s))
 
 
 def async_client_of(
     servers: ClusterServers, timeout_s: float = TIMEOUT_S
 ) -> redis.asyncio.RedisCluster:
-    return redis.asyncio.RedisCluster(**settings_of(servers, timeout_s))
+    return redis.asyncio.RedisCluster(**servers.client_settings(timeout_s))
 
 
 def key_of_each_node(client: redis.RedisCluster | redis.asyncio.RedisCluster) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import redis
 from wait_until import wait_until
@@ -74,6 +74,11 @@ class ClusterServers:
     @property
     def port(self) -> int:
         return self.node.port
+
+    def client_settings(self, timeout_s: float) -> dict[str, Any]:
+        """For a client of redis-py, blocking or asyncio."""
+        timeouts = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        return {"host": "127.0.0.1", "port": self.port, **timeouts}
 
     def fail_over_by_command(self) -> None:
         """The replica becomes the master of its slots, without any loss."""
