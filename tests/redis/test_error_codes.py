@@ -61,6 +61,7 @@ REPLIES = {
     "LOADING Redis is loading the dataset in memory": "ServiceUnavailable",
     "READONLY You can't write against a read only replica.": "ServiceUnavailable",
     "MASTERDOWN Link with MASTER is down": "ServiceUnavailable",
+    "UNBLOCKED force unblock from blocking operation": "ServiceUnavailable",
     "CLUSTERDOWN Hash slot not served": "ServiceUnavailable",
     "TRYAGAIN Multiple keys request during rehashing of slot": "ServiceUnavailable",
     "MISCONF Redis is configured to save RDB snapshots": "ServiceUnavailable",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import fakeredis
 import pytest
@@ -16,7 +17,7 @@ from wait_until import wait_until, wait_until_async
 from syncguard import Acquisition, LockError, NetworkTimeout, ServiceUnavailable, aio, lock
 from syncguard.backend import GivenLocation, Location
 from syncguard.backends import make_backend
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend, scripts
 from syncguard.redis.undo_thread import undo_thread
 from syncguard.testing import RedisServer
 
@@ -486,3 +487,47 @@ def test_the_settings_of_a_project_have_the_options_and_its_pages_do_not_use_the
     assert backend._calls.acknowledgement.wait == ("WAIT", "1", "3000")
     inspector = make_backend(RedisBackend, location.quick, key_prefix="shop")
     assert inspector._calls.acknowledgement is None
+
+
+# -- a primary that becomes a replica -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def demoted_while_it_waits(server: RedisServer) -> Iterator[None]:
+    """Once a client waits for replicas, the server becomes the replica of one that is down."""
+    with server.client() as admin, ThreadPoolExecutor(1) as pool:
+        admin.script_load(scripts.ACQUIRE.text)  # else it is sent again, and refused
+
+        def demote() -> None:
+            wait_until(lambda: admin.info("clients")["blocked_clients"] == 1)
+            admin.replicaof("127.0.0.1", 1)
+
+        demoted = pool.submit(demote)
+        yield
+        demoted.result()
+
+
+def test_a_primary_that_becomes_a_replica_while_it_waits_is_unavailable() -> None:
+    """Redis then ends every wait with the error UNBLOCKED."""
+    with (
+        RedisServer() as server,
+        server.client(**NO_LIMIT) as client,
+        demoted_while_it_waits(server),
+        pytest.raises(ServiceUnavailable),
+    ):
+        RedisBackend(client, **PATIENT).acquire("k")
+    undo_thread.drop_jobs()
+
+
+def test_asyncio_a_primary_that_becomes_a_replica_while_it_waits_is_unavailable() -> None:
+    async def main() -> None:
+        async with (
+            redis.asyncio.Redis(host=server.host, port=server.port, **NO_LIMIT) as client,
+            AsyncRedisBackend(client, **PATIENT) as backend,
+        ):
+            with pytest.raises(ServiceUnavailable):
+                await backend.acquire("k")
+
+    with RedisServer() as server, demoted_while_it_waits(server):
+        asyncio.run(main())
+    undo_thread.drop_jobs()

@@ -74,6 +74,7 @@ _BY_REPLY: Final[dict[str, ErrorCode]] = {
     "TRYAGAIN": "ServiceUnavailable",
     "MOVED": "ServiceUnavailable",
     "ASK": "ServiceUnavailable",
+    "UNBLOCKED": "ServiceUnavailable",  # the server became a replica during a WAIT
     "MISCONF": "ServiceUnavailable",
     "NOREPLICAS": "ServiceUnavailable",
     "BUSY": "ServiceUnavailable",
