@@ -121,9 +121,15 @@ class Outcome(Generic[T]):
         self._error = error
 
     def get(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return cast("T", self._result)
+        """To be called once. Afterwards it has no reference to the error, which would be a cycle:
+        the traceback of the error refers to the callers, and they to this object."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+            return cast("T", self._result)
+        finally:
+            del error
 
 
 def outcome_task(operation: Coroutine[Any, Any, T]) -> asyncio.Task[Outcome[T]]:

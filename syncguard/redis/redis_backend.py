@@ -28,7 +28,7 @@ from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.redis import listing
 from syncguard.redis._transport.cluster_runner import ClusterRunner, blocking_runner
-from syncguard.redis._transport.connections import Pool, client_of_node, runner_pool
+from syncguard.redis._transport.connections import Pool, client_of_node, node_of, runner_pool
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.pipeline import run_one_by_one, run_pipelined
 from syncguard.redis._transport.runner import Runner
@@ -336,7 +336,7 @@ class RedisBackend(Configured, BlockingBackend):
         if not self._clustered:
             return None
         try:
-            node = self._client.get_node_from_key(self._calls.names.index(lock_id))
+            node = node_of(self._client, self._calls.names.index(lock_id))
         except FAULTS:  # no node has this slot now
             return None
         name: str | None = getattr(node, "name", None)
@@ -377,6 +377,8 @@ class RedisBackend(Configured, BlockingBackend):
                 channel.close_if_idle()
         self._runner.close()
         if self._owns_client:
+            if isinstance(self._runner, ClusterRunner):
+                self._runner.map.client_is_closed = True
             self._client.close()
 
     def acquire_call(
@@ -461,5 +463,5 @@ class RedisBackend(Configured, BlockingBackend):
     def _pool_of(self, name: str) -> Pool | None:
         if not self._clustered:
             return self._pool
-        node = self._client.get_node_from_key(name)
+        node = node_of(self._client, name)
         return None if node is None else runner_pool(client_of_node(self._client, node))

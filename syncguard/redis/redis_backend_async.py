@@ -32,7 +32,12 @@ from syncguard.clock import holder_clock_ms
 from syncguard.constants import DEFAULT_KEY_PREFIX, DEFAULT_TTL_MS
 from syncguard.errors import LockError, invalid_argument, is_interrupt
 from syncguard.redis import listing
-from syncguard.redis._transport.connections import AsyncNodePool, AsyncPool, async_runner_pool
+from syncguard.redis._transport.connections import (
+    AsyncNodePool,
+    AsyncPool,
+    async_runner_pool,
+    node_of,
+)
 from syncguard.redis._transport.error_codes import FAULTS
 from syncguard.redis._transport.runner_async import (
     AsyncClusterRunner,
@@ -299,7 +304,7 @@ class AsyncRedisBackend(Configured, AsyncBackend):
         if not self._clustered:
             return None
         try:
-            node = self._client.get_node_from_key(self._calls.names.index(lock_id))
+            node = node_of(self._client, self._calls.names.index(lock_id))
         except FAULTS:  # no node has this slot now
             return None
         name: str | None = getattr(node, "name", None)
@@ -373,7 +378,7 @@ class AsyncRedisBackend(Configured, AsyncBackend):
     def _pool_of(self, name: str) -> AsyncPool | None:
         if not self._clustered:
             return self._pool
-        node = self._client.get_node_from_key(name)
+        node = node_of(self._client, name)
         pool = self._node_pools.get(node.name)
         if pool is None:
             pool = self._node_pools[node.name] = AsyncNodePool(node)
@@ -431,7 +436,13 @@ class AsyncRedisBackend(Configured, AsyncBackend):
         loop = asyncio.get_running_loop()
 
         def target() -> Target:
-            pool = self._pool_of(self._calls.names.index(lock_id))
+            name = self._calls.names.index(lock_id)
+            try:
+                pool = self._pool_of(name)
+            except FAULTS:  # no node has this slot
+                if isinstance(self._runner, AsyncClusterRunner):
+                    self._runner.update_map_from_thread(name)
+                raise
             if pool is None:
                 return UndoOnLoop(self._runner, loop)
             if isinstance(self._runner, AsyncClusterRunner):

@@ -22,7 +22,7 @@ from syncguard.redis._transport.connections import (
     private_async_connection,
     private_connection,
 )
-from syncguard.redis._transport.error_codes import FAULTS
+from syncguard.redis._transport.error_codes import FAULTS, is_redirection
 from syncguard.redis._transport.request_packing import pack
 from syncguard.redis.script_calls import Call
 
@@ -49,11 +49,12 @@ class UndoOnPool(NamedTuple):
 class UndoOnNode(NamedTuple):
     """The node of a cluster that has the lock by the map of its client, blocking or asyncio.
 
-    If the undo fails, ``update_map`` lets the client look for another one, for the next try.
+    If the undo fails, ``update_map`` lets the client look for another one, for the next try. It
+    gets the name, and whether its slot has moved.
     """
 
     target: UndoOnPool | UndoOnAsyncPool
-    update_map: Callable[[str], object]
+    update_map: Callable[[str, bool], object]
 
     def run(self, calls: Sequence[Call[bool]], timeout_s: float, answered: Answered) -> None:
         left = {_lock_id(call): call for call in calls}
@@ -64,9 +65,9 @@ class UndoOnNode(NamedTuple):
 
         try:
             self.target.run(calls, timeout_s, answer)
-        except FAULTS:
-            for call in left.values():
-                self.update_map(call.keys[0])
+        except FAULTS as error:
+            for call in left.values():  # the first has failed
+                self.update_map(call.keys[0], is_redirection(error))
                 break
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from wait_until import wait_until
 from syncguard import Aborted, NetworkTimeout
 from syncguard._backend.deadline import Deadline
 from syncguard.redis._transport import cluster_map
-from syncguard.redis._transport.cluster_map import ClusterMap
+from syncguard.redis._transport.cluster_map import AsyncClusterMap, ClusterMap
 
 SOON = 60_000
 
@@ -35,10 +36,13 @@ class Client:
         self._command()
 
     def get_node_from_key(self, name):
-        return SimpleNamespace(name=f"node {name[0]}")
+        return SimpleNamespace(name=f"node {name[:1]}")
 
     def keyslot(self, name):
-        return key_slot(name.encode())
+        return key_slot(name)
+
+    def close(self):
+        self.commands.append("close")
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ def test_the_map_is_read_if_no_node_has_the_slot():
 def test_an_update_that_fails_has_ended(error):
     nodes = ClusterMap(Client(fail_with(error)))
     nodes.update("a1").wait(Deadline.after(SOON))
-    wait_until(lambda: nodes._running == {})
+    assert nodes._running == {}
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no thread"), KeyboardInterrupt()])
@@ -104,6 +108,46 @@ def test_an_update_that_cannot_begin_has_ended(monkeypatch, error):
         with pytest.raises(KeyboardInterrupt):
             nodes.update("a1")
     assert nodes._running == {}
+
+
+def test_an_update_that_ends_after_the_client_was_closed_closes_it_again(held_back):
+    client = Client(held_back.wait)
+    nodes = ClusterMap(client)
+    nodes.update("a1")
+    wait_until(lambda: client.commands)
+    nodes.client_is_closed = True
+    assert client.commands[-1] != "close"
+    held_back.set()
+    wait_until(lambda: client.commands[-1] == "close")
+
+
+def test_asyncio_closing_ends_all_updates_at_once_and_can_be_cancelled(monkeypatch):
+    async def main():
+        never = asyncio.Event()
+        cancelled = []
+
+        class Stubborn(Client):
+            async def execute_command(self, *command):
+                while not never.is_set():
+                    try:
+                        await never.wait()
+                    except asyncio.CancelledError:
+                        cancelled.append(command)
+
+        nodes = AsyncClusterMap(Stubborn())
+        for name in "abc":
+            nodes.update_soon(name)
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(nodes.close())
+        while len(cancelled) < 3:
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        never.set()
+
+    monkeypatch.setattr(cluster_map, "GRACE_S", SOON)
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_waiting_for_an_update_ends_at_the_deadline_or_by_its_signal(held_back):

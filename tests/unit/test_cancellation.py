@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import weakref
 
 import pytest
 
 from syncguard import NetworkTimeout, aio
-from syncguard._lock.cancellation import settle
+from syncguard._lock.cancellation import outcome_task, settle
 from syncguard.memory import AsyncMemoryBackend
 
 
@@ -171,3 +173,29 @@ def test_a_backend_that_limits_its_release_by_asyncio_does_not_cancel_the_block(
 
     asyncio.run(main())
     assert told == ["NetworkTimeout"]
+
+
+def test_the_error_of_an_outcome_keeps_nothing_of_its_callers_alive():
+    """The garbage collector is off in tests: only what is in no cycle goes away."""
+
+    class Local:
+        pass
+
+    async def operation():
+        raise ValueError
+
+    async def caller(seen):
+        local = Local()
+        seen.append(weakref.ref(local))
+        task = outcome_task(operation())
+        await asyncio.wait({task})
+        return task.result().get()
+
+    async def main():
+        seen = []
+        with contextlib.suppress(ValueError):
+            await caller(seen)
+        await asyncio.sleep(0)
+        return seen[0]
+
+    assert asyncio.run(main())() is None

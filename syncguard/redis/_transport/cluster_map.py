@@ -20,11 +20,13 @@ from redis.exceptions import SlotNotCoveredError
 from syncguard._backend.deadline import Deadline
 from syncguard._lock.background_tasks import keep
 from syncguard._lock.background_threads import run_in_thread, start_ahead
-from syncguard._lock.cancellation import finished, outcome_task
+from syncguard._lock.cancellation import GRACE_S, outcome_task
 from syncguard.redis._transport.closed_connection import closed_is_a_fault
 from syncguard.redis._transport.connections import (
     discover_nodes,
     is_discovered,
+    node_of,
+    slot_of,
     unlock_cluster_after_fork,
 )
 from syncguard.redis._transport.error_codes import FAULTS
@@ -41,9 +43,9 @@ def _harmless(name: str) -> tuple[str | int | bytes, ...]:
 def _label(client: Any, name: str, moved: bool) -> str:
     """What the update is for: a slot that moved, or the node that failed."""
     if moved:
-        return f"slot {client.keyslot(name)}"  # redis-py corrects its map for this slot only
+        return f"slot {slot_of(client, name)}"  # redis-py corrects its map for this slot only
     with contextlib.suppress(*FAULTS):  # no node has this slot
-        node = client.get_node_from_key(name)
+        node = node_of(client, name)
         return "no node" if node is None else node.name
     return "no node"
 
@@ -74,6 +76,9 @@ class ClusterMap:
         self._client = client
         self._running: dict[tuple[int, str], Update] = {}
         """By process, because a forked child has none of the threads; and by label."""
+        self.client_is_closed = False
+        """Set by a backend that has closed its own client: an update that is still running, or one
+        for an undo, connects it again, and then closes it again."""
         unlock_cluster_after_fork(client)
 
     def discover(self, deadline: Deadline) -> None:
@@ -84,7 +89,7 @@ class ClusterMap:
             if reading.error is not None:
                 raise reading.error
 
-    def update(self, name: str, *, moved: bool = False) -> Update:
+    def update(self, name: str, moved: bool = False) -> Update:
         """Begin to read the map again, because of a call for this name. Does not wait."""
 
         def update() -> None:
@@ -99,9 +104,9 @@ class ClusterMap:
         place, fresh = (os.getpid(), label), Update()
 
         def end() -> None:
-            fresh.ended = True
-            if self._running.get(place) is fresh:
+            if self._running.get(place) is fresh:  # first: who sees the end may begin another
                 del self._running[place]
+            fresh.ended = True
 
         def run() -> None:
             try:
@@ -110,6 +115,8 @@ class ClusterMap:
                 fresh.error = error
             finally:  # also after SystemExit
                 end()
+                if self.client_is_closed:
+                    self._client.close()
 
         try:
             update = self._running.setdefault(place, fresh)
@@ -144,14 +151,17 @@ class AsyncClusterMap:
 
     async def close(self) -> None:
         """End the updates: they would connect the client again after it was closed."""
-        for task in list(self._running.values()):
-            if task.get_loop() is asyncio.get_running_loop():
-                task.cancel()
-                await finished(task)
+        loop = asyncio.get_running_loop()
+        running = {task for task in self._running.values() if task.get_loop() is loop}
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=GRACE_S)
 
     async def _update(self, name: str) -> None:
         with closed_is_a_fault():
             try:
+                node_of(self._client, name)  # the client's own methods raise KeyError
                 await self._client.execute_command(*_harmless(name))
             except SlotNotCoveredError:  # then the client asks no node
                 await self._client.nodes_manager.initialize()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import redis
-from redis.exceptions import NoScriptError, RedisClusterException
+from redis.exceptions import NoScriptError, RedisClusterException, SlotNotCoveredError
 
 from syncguard._backend.deadline import Deadline
 from syncguard.errors import LockError, NetworkTimeout
@@ -21,6 +21,7 @@ from syncguard.redis._transport.connections import (
     client_of_node,
     describe_server,
     discover_nodes,
+    node_of,
     runner_pool,
 )
 from syncguard.redis._transport.error_codes import (
@@ -77,6 +78,7 @@ class ClusterRunner(CommandRunner):
         self.map: Final = ClusterMap(client)
 
     def run(self, call: Call[T], deadline: Deadline | None = None) -> T:
+        self.map.client_is_closed = False  # this connects it again
         if deadline is None or call.if_resent is not None:
             return super().run(call, deadline)
         deadline.left_s()
@@ -121,7 +123,7 @@ class ClusterRunner(CommandRunner):
         """The node of the call, by the client's map, and the client of that node."""
         client = self._client
         try:
-            node = client.get_node_from_key(call.keys[0])
+            node = node_of(client, call.keys[0])
             return node, client_of_node(client, node)
         except FAULTS as error:
             server = describe_server(client)
@@ -129,6 +131,10 @@ class ClusterRunner(CommandRunner):
 
     def _result(self, call: Call[T]) -> T:
         discover_nodes(self._client)  # before may_be_sent: if this fails, nothing was sent
+        try:
+            node_of(self._client, call.keys[0])
+        except SlotNotCoveredError:  # the client would never read its map again
+            self._client.nodes_manager.initialize()
         with closed_is_a_fault():  # redis-py, if a node that it does not know is to be asked
             return self._result_of_client(call)
 
@@ -149,7 +155,7 @@ class ClusterRunner(CommandRunner):
         client, resent = self._client, False
         call.may_be_sent = True
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
-            node = client.get_node_from_key(call.keys[0])
+            node = node_of(client, call.keys[0])
             try:
                 try:
                     return client.execute_command(
@@ -175,7 +181,7 @@ class ClusterRunner(CommandRunner):
         client = self._client
         call.may_be_sent = True
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
-            node = client.get_node_from_key(call.keys[0])
+            node = node_of(client, call.keys[0])
             pipeline = client.get_redis_connection(node).pipeline(transaction=False)
             try:
                 replies = self._exchange(pipeline, evalsha(call), call)

@@ -194,17 +194,20 @@ def unlock_cluster_after_fork(client: redis.RedisCluster) -> None:
 
 def _unlock_clusters_after_fork() -> None:
     for client in list(_known_clusters):
-        if is_discovered(client):
-            inner: Any = client
-            for owner in (inner, inner.nodes_manager):
-                for name in ("_lock", "_initialization_lock"):
-                    if hasattr(owner, name):
-                        setattr(owner, name, threading.RLock())
+        if not is_discovered(client):
+            continue
+        inner: Any = client.discover() if isinstance(client, ClusterOnFirstUse) else client
+        manager = inner.nodes_manager
+        inner._lock = manager._lock = threading.RLock()  # redis-py has one for both
+        if hasattr(manager, "_initialization_lock"):
+            manager._initialization_lock = threading.RLock()
+        for node in manager.nodes_cache.values():
+            runner_pool(node.redis_connection)  # its pool is unlocked with the others
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_pools_after_fork)
     os.register_at_fork(after_in_child=_unlock_clusters_after_fork)
+    os.register_at_fork(after_in_child=_unlock_pools_after_fork)
 
 
 def async_runner_pool(client: object) -> AsyncPool | None:
@@ -477,6 +480,20 @@ def discover_nodes(client: object) -> None:
     """Let a client of a cluster find its nodes, if it connects on first use. Does I/O."""
     if isinstance(client, ClusterOnFirstUse):
         client.discover()
+
+
+def node_of(client: Any, name: str) -> Any:
+    """The node of a cluster that has this name, by the map of the client, blocking or asyncio.
+
+    As bytes: the client would encode text as its own settings say, and find another slot.
+    """
+    return client.get_node_from_key(name.encode())
+
+
+def slot_of(client: Any, name: str) -> int:
+    """The slot of a name on a cluster."""
+    slot: int = client.keyslot(name.encode())
+    return slot
 
 
 def client_of_node(client: Any, node: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 import redis
 import redis.asyncio
 from redis.asyncio.cluster import PipelineCommand
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, SlotNotCoveredError
 
 from syncguard._backend.deadline import Deadline
 from syncguard._lock.background_tasks import keep
@@ -42,6 +42,7 @@ from syncguard.redis._transport.connections import (
     can_pipeline,
     describe_server,
     leave_other_loops,
+    node_of,
     shared,
     take_async,
 )
@@ -327,8 +328,9 @@ class AsyncClusterRunner(AsyncCommandRunner):
         try:
             return await super().run(call, deadline)
         except NetworkTimeout:
-            # At the deadline the call was cancelled: the client has noticed nothing.
-            if deadline is not None:
+            # At the deadline the call was cancelled: the client has noticed nothing. A call whose
+            # caller has left may end after the backend was closed: then nothing may connect again.
+            if deadline is not None and self._loop is loop:
                 self._map.update_soon(call.keys[0])
             raise
 
@@ -336,7 +338,7 @@ class AsyncClusterRunner(AsyncCommandRunner):
         self._loop = None
         await self._map.close()
 
-    def update_map_from_thread(self, name: str) -> None:
+    def update_map_from_thread(self, name: str, moved: bool = False) -> None:  # noqa: ARG002
         """Let the client find the node that has this name now. May be called on any thread."""
         loop = self._loop
         if loop is not None:
@@ -353,10 +355,8 @@ class AsyncClusterRunner(AsyncCommandRunner):
             return await self._result_of_client(call)
 
     async def _result_of_client(self, call: Call[T]) -> T:
-        # The client may not know its nodes yet; else this does nothing. If it fails, nothing was
-        # sent.
-        await self._client.initialize()
-        async with self._slots_of_node(call):
+        node = await self._node_of(call)  # if this fails, nothing was sent
+        async with self._slots_of_node(node):
             if call.wait is not None:
                 return call.read(await self._acknowledged_reply(call))
             if call.if_resent is None:
@@ -365,20 +365,17 @@ class AsyncClusterRunner(AsyncCommandRunner):
             result = call.read(reply)
             return call.if_resent(reply, result) if resent else result
 
-    def _slots_of_node(self, call: Call[T]) -> asyncio.Semaphore:
+    def _slots_of_node(self, node: Any) -> asyncio.Semaphore:
         """For a call to wait here: redis-py refuses one for which a node has no connection."""
-        name, connections = "", MAX_CALLS_OF_NODE
-        with contextlib.suppress(*FAULTS):  # no node has this slot: the client looks again
-            node = self._client.get_node_from_key(call.keys[0])
-            name, connections = node.name, node.max_connections // 2  # the rest: the application
-        slots = self._slots.get(name)
+        slots = self._slots.get(node.name)
         if slots is None:
+            connections = node.max_connections // 2  # the rest: the application
             limit = max(1, min(connections, MAX_CALLS_OF_NODE))
-            slots = self._slots[name] = asyncio.Semaphore(limit)
+            slots = self._slots[node.name] = asyncio.Semaphore(limit)
         return slots
 
     async def _reply_of_node(self, call: Call[T]) -> tuple[object, bool]:
-        """As ``CommandRunner`` does it."""
+        """As ``ClusterRunner`` does it."""
         client, resent = self._client, False
         call.may_be_sent = True
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
@@ -405,11 +402,15 @@ class AsyncClusterRunner(AsyncCommandRunner):
         A node from before that may have left the map. A connection that is then opened to it is
         never closed: redis-py warns of an "Unclosed ClusterNode object".
         """
-        await self._client.initialize()
-        return self._client.get_node_from_key(call.keys[0])
+        await self._client.initialize()  # does nothing if the client knows its nodes
+        try:
+            return node_of(self._client, call.keys[0])
+        except SlotNotCoveredError:  # the client's own methods raise KeyError
+            await self._client.nodes_manager.initialize()
+            return node_of(self._client, call.keys[0])
 
     async def _acknowledged_reply(self, call: Call[T]) -> tuple[object, object]:
-        """As ``CommandRunner`` does it."""
+        """As ``ClusterRunner`` does it."""
         call.may_be_sent = True
         for attempts_left in reversed(range(CLUSTER_ATTEMPTS)):
             node = await self._node_of(call)
