@@ -12,9 +12,10 @@ from celery.exceptions import Ignore, NotRegistered
 from celery.signals import task_revoked
 from wrapped_backends import FailsSomeAdoptions, WrappedBackend
 
-from syncguard import LockError, with_telemetry
+from syncguard import LockError, generate_lock_id, with_telemetry
 from syncguard_celery import current_fence, locked_task
 from syncguard_celery.publish_lock.cleanup import _ReleaseThread
+from syncguard_celery.running_calls import enclosing
 
 
 class Gate(Task):
@@ -288,6 +289,27 @@ def test_a_failed_release_is_retried(eventually, syncguard_backend):
     acquired = syncguard_backend.acquire("k", 60_000)
     _ReleaseThread().release(Failing(syncguard_backend), acquired.lock_id)
     eventually(lambda: not syncguard_backend.is_locked("k"))
+
+
+def test_its_thread_starts_while_no_interrupt_can_come(app, syncguard_backend, monkeypatch):
+    """On CPython 3.10 and 3.11, an interrupt of the task inside of start() would reach the new
+    thread, and start() would wait for ever."""
+    start, armed = threading.Thread.start, []
+
+    def note_and_start(thread):
+        if thread.name == "syncguard-cleanup":
+            armed.append([outer.interrupt._armed for outer in enclosing()])
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", note_and_start)
+
+    @locked_task(app=app, key="k", on_lost="raise")
+    def task():
+        armed.append([outer.interrupt._armed for outer in enclosing()])
+        _ReleaseThread().release(syncguard_backend, generate_lock_id())
+
+    task.apply().get()
+    assert armed == [[True], [False]]
 
 
 def test_a_duplicate_of_an_eager_run_is_published(app, syncguard_backend):

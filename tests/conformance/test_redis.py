@@ -9,16 +9,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from syncguard import aio, with_telemetry
-from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
 
 PATIENT = {"socket_timeout": 60}
-
-
-@pytest.fixture(autouse=True)
-def lasting_wake_ups(monkeypatch):
-    """A wake-up is there for longer than a test takes, also on a busy machine."""
-    monkeypatch.setattr(script_calls, "_WAKE_TTL", "600000")
 
 
 class OnRedis(LockBackendConformance):

@@ -11,16 +11,10 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from sentinel_servers import NAME, NEVER_DOWN, SentinelServers
 
-from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
 
 pytestmark = [pytest.mark.rounds, pytest.mark.slow]
-
-
-@pytest.fixture(autouse=True)
-def lasting_wake_ups(monkeypatch):
-    """A wake-up is there for longer than a test takes, also on a busy machine."""
-    monkeypatch.setattr(script_calls, "_WAKE_TTL", "600000")
 
 
 class Servers:

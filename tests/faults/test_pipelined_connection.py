@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import asynccontextmanager, suppress
 
+import fakeredis
 import pytest
 import redis.asyncio
 import trustme
@@ -471,22 +472,37 @@ def test_on_uvloop(frail_redis):
     loop.close()
 
 
+@pytest.mark.parametrize("pool_size", [4, 100])
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_names_are_utf_8_whatever_the_encoding_of_the_client(frail_redis, encoding):
+def test_names_are_utf_8_whatever_the_encoding_of_the_client(frail_redis, encoding, pool_size):
     key = "schlüssel"
+    options = {"encoding": encoding, "max_connections": pool_size}
 
     async def main():
-        async with backend_on(frail_redis, encoding=encoding) as backend:
+        async with backend_on(frail_redis, **options) as backend:
             assert not (await backend.acquire(key, MINUTE_MS)).ok
             return await backend.is_locked(key)
 
-    with redis.Redis(port=frail_redis.port, encoding=encoding) as client:
+    with redis.Redis(port=frail_redis.port, **options) as client:
         with RedisBackend(client) as blocking, RedisBackend.from_url(frail_redis.url) as plain:
             held = blocking.acquire(key, MINUTE_MS)
             assert held.ok
             assert plain.is_locked(key)
             assert asyncio.run(main())
             held.release()
+
+
+def test_names_are_utf_8_on_a_mock_too():
+    with fakeredis.FakeRedis(encoding="latin-1") as client:
+        assert RedisBackend(client).acquire("schlüssel")
+        assert client.exists("syncguard:schlüssel".encode())
+
+    async def main():
+        async with fakeredis.FakeAsyncRedis(encoding="latin-1") as client:
+            assert await AsyncRedisBackend(client).acquire("schlüssel")
+            return await client.exists("syncguard:schlüssel".encode())
+
+    assert asyncio.run(main())
 
 
 def test_closing_the_client_closes_the_connection(frail_redis):

@@ -16,19 +16,12 @@ from clients import backend_on
 from wait_until import TTL_MS, wait_until
 
 from syncguard import Acquired, Acquisition, LockError, lock
-from syncguard.redis import RedisBackend, script_calls, wake_listener
+from syncguard.redis import RedisBackend
 from syncguard.redis.wake_listener import WakeListener
 from syncguard.testing import RedisServer
 
 FAR = Acquisition(timeout_ms=100_000, retry_delay_ms=90_000, jitter="none")
 """A waiter that would sleep for 90 s: if it ends sooner, it was woken."""
-
-
-@pytest.fixture(autouse=True)
-def wake_ups_outlive_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may pause a process for longer than a wake-up lives."""
-    monkeypatch.setattr(script_calls, "_WAKE_TTL", "60000")
-    monkeypatch.setattr(wake_listener, "PASS_ON_S", 60.0)
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from syncguard import (
 )
 from syncguard.backend import undo
 from syncguard.clock import redis_server_time_ms
-from syncguard.redis import AsyncRedisBackend, RedisBackend, spent_ids
+from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls, spent_ids
 from syncguard.redis._transport.connections import take
-from syncguard.redis.script_calls import WAKE_TTL_MS, Calls
+from syncguard.redis.script_calls import Calls
 from syncguard.redis.undo_thread import Undo, UndoThread, undo_thread
 from syncguard.testing import RedisServer
 
@@ -254,7 +254,7 @@ def test_an_undo_leaves_a_wake_up_for_a_waiter(run, undo_and_read):
     run(CALLS.acquire("k", TTL_MS, None, wait_ms=60_000))
     wake_ups, ttl_ms = undo_and_read(acquire.lock_id)
     assert wake_ups == ["1"]
-    assert 0 < ttl_ms <= WAKE_TTL_MS
+    assert 0 < ttl_ms <= int(script_calls._WAKE_TTL)
 
 
 def test_an_undo_leaves_no_second_wake_up(run, observer, undo_and_read):

@@ -17,7 +17,7 @@ from wait_until import wait_until
 
 from syncguard import Acquisition, LockError, NetworkTimeout, aio
 from syncguard._lock import acquire_with_retries
-from syncguard.redis import AsyncRedisBackend, RedisBackend, script_calls
+from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.redis.undo_thread import undo_thread
 
 MINUTES_MS = 10 * 60_000
@@ -89,9 +89,7 @@ def test_each_of_several_waiters_acquires_the_lock(client, holder, take):
     assert len({waiter() for waiter in waiters}) == 4
 
 
-def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, holder, monkeypatch):
-    monkeypatch.setattr(script_calls, "_WAKE_TTL", "600000")  # longer than this test takes
-
+def test_a_waiter_that_stops_waiting_wakes_another(syncguard_redis, client, holder):
     async def until(condition):
         while not condition():
             await asyncio.sleep(0.002)

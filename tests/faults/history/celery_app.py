@@ -16,10 +16,11 @@ from typing import Any, Final
 
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_failure, task_postrun, task_prerun, worker_ready
+from celery.signals import setup_logging, task_failure, task_postrun, task_prerun, worker_ready
 
 from history.backends import open_backend
 from history.celery_worker import TASK
+from history.library_log import judge_the_log
 from history.log import Log
 from history.observer import Observer
 from history.worker import Orders, mark_ready
@@ -62,6 +63,11 @@ def visit(self: Any, key: str, seconds: float) -> None:
             time.sleep(0.01)
     finally:
         seen.leaving(held)
+
+
+@setup_logging.connect
+def _log(**_: object) -> None:
+    judge_the_log(seen)
 
 
 @worker_ready.connect

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import signal
 import time
@@ -38,7 +37,6 @@ def serve(orders: Orders, broker: str, pool: str) -> None:
     from history import celery_app  # it reads the environment
 
     options = ("--without-gossip", "--without-mingle", "--without-heartbeat")
-    logging.disable()
     celery_app.app.worker_main(["--quiet", "worker", "-P", pool, "-c", "3", *options])
 
 

@@ -60,6 +60,13 @@ class Observer:
         self._write("believed", at, lock=short_id(held.lock_id), deadline=deadline)
         return True
 
+    def may_believe(self, grant: Any, ttl_ms: int) -> None:
+        """The same for what ``acquire`` returned: its TTL is the only limit."""
+        at = now()
+        deadline = grant.sent_at_ms + ttl_ms
+        if at < deadline:
+            self._write("believed", at, lock=short_id(grant.lock_id), deadline=deadline)
+
     def told(self, held: Any, how: str) -> None:
         deadline = held.deadline_ms
         self._write("told", lock=short_id(held.lock_id), deadline=deadline, text=how)

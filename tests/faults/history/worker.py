@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import logging
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from history.backends import open_backend, open_backend_async
+from history.library_log import judge_the_log
 from history.log import Log, now
 from history.observer import Choices, Observer
 from history.worker_async import AsyncWorker
@@ -51,8 +51,8 @@ def work(orders: Orders) -> None:
     stacks = Path(orders.log).with_suffix(".stacks").open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks)
     warnings.simplefilter("ignore")  # of short TTLs, and of forks beside threads
-    logging.disable()  # the log lines of the library are not judged here
     process = Observer(log, orders.name)
+    judge_the_log(process)
     # What escapes from a thread, a task or a destructor of the library is a violation too.
     threading.excepthook = lambda args: process.foreign(args.exc_value or args.exc_type())
     sys.unraisablehook = lambda args: process.foreign(args.exc_value or args.exc_type())

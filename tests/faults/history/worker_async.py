@@ -48,6 +48,7 @@ class AsyncWorker:
             return
         self.seen.granted(key, result, ttl_ms)
         await asyncio.sleep(self.choices.short_s())
+        self.seen.may_believe(result, ttl_ms)
         await result.extend(ttl_ms)
         await result.release()
         await result.release()

@@ -53,6 +53,7 @@ class BlockingWorker:
             return
         self.seen.granted(key, result, ttl_ms)
         time.sleep(self.choices.short_s())
+        self.seen.may_believe(result, ttl_ms)
         result.extend(ttl_ms)
         result.release()
         result.release()
