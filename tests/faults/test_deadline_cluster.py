@@ -58,7 +58,9 @@ def backend_on(
         yield backend
 
 
-def server_of(servers: ClusterServers, backend: RedisBackend, key: str) -> RedisServer:
+def server_of(
+    servers: ClusterServers, backend: RedisBackend | AsyncRedisBackend, key: str
+) -> RedisServer:
     """The server of a key, by the map of the client."""
     node = backend._client.get_node_from_key(backend._calls.names.of(key).lock)
     return next(each for each in servers.masters if each.port == node.port)
@@ -313,9 +315,7 @@ def test_asyncio_a_call_that_ends_after_the_backend_was_closed_connects_nothing(
         client = redis.asyncio.RedisCluster(**three.client_settings(PATIENT_S))
         backend = AsyncRedisBackend(client, key_prefix="cancelled")
         await backend.is_locked("k")
-        node = client.get_node_from_key(backend._calls.names.of("k").lock)
-        stopped = next(each for each in three.masters if each.port == node.port)
-        with stopped.paused():
+        with server_of(three, backend, "k").paused():
             before = asyncio.all_tasks()
             caller = asyncio.ensure_future(aio.lock(backend, "k", acquisition=BRIEF).__aenter__())
             while not (request := asyncio.all_tasks() - before - {caller}):
@@ -340,9 +340,7 @@ def test_asyncio_nothing_connects_again_after_the_client_was_closed(
         client = redis.asyncio.RedisCluster(**three.client_settings(IMPATIENT_S))
         backend = AsyncRedisBackend(client, key_prefix="closed")
         await backend.is_locked("k")
-        node = client.get_node_from_key(backend._calls.names.of("k").lock)
-        stopped = next(each for each in three.masters if each.port == node.port)
-        with stopped.paused():
+        with server_of(three, backend, "k").paused():
             with pytest.raises(NetworkTimeout):
                 async with aio.lock(backend, "k", acquisition=BRIEF):
                     pass
