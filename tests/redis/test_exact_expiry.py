@@ -32,6 +32,13 @@ def test_another_holder_gets_it_in_the_same_millisecond(backend, now):
     assert backend.acquire("k", TTL_MS).ok
 
 
+@pytest.mark.parametrize(("after_ms", "counted"), [(-1, 1), (0, 0)])
+def test_a_lock_is_counted_until_its_expiry(backend, now, after_ms, counted):
+    backend.acquire("k", TTL_MS)
+    now(TTL_MS + after_ms)
+    assert backend.count_live_locks() == counted
+
+
 @pytest.mark.parametrize(("after_ms", "ok"), [(-1, True), (0, False)])
 def test_a_release_is_a_success_until_then(backend, now, after_ms, ok):
     held = backend.acquire("k", TTL_MS)

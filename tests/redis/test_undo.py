@@ -10,7 +10,6 @@ import threading
 import pytest
 import redis.asyncio
 from call_later import call_later
-from late_reply import late_reply
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -421,33 +420,6 @@ def test_an_adopt_that_timed_out_leaves_no_lock(backend_on, server):
     # Redis executed the adopt before its undo, or refused it after. Then the old id is valid.
     holders = [info.lock_id for info in backend.page_raw().locks]
     assert holders in ([], [second.lock_id])
-
-
-# -- a grant that arrives too late ------------------------------------------------------------
-
-
-def test_an_acquire_that_is_answered_after_its_ttl_is_no_grant(backend_on, server, observer):
-    backend = backend_on(server)
-    backend.acquire("warm up", TTL_MS).release()
-    with late_reply():
-        result = backend.acquire("k", TTL_MS)
-    assert not result.ok
-    assert result.reason == "locked"
-    wait_until(is_undone)
-    assert observer.get("syncguard:fence:syncguard:k") == "1", "it was granted"
-    assert observer.exists("syncguard:k") == 0
-
-
-def test_an_adopt_that_is_answered_after_its_ttl_is_no_grant(backend_on, server, observer):
-    backend = backend_on(server)
-    first = backend.acquire("k", TTL_MS)
-    second = backend.adopt(first.lock_id, TTL_MS)
-    with late_reply():
-        result = backend.adopt(second.lock_id, TTL_MS)
-    assert not result.ok
-    assert result.reason == "expired"
-    wait_until(is_undone)
-    assert observer.exists("syncguard:k") == 0
 
 
 # -- undo() of a backend ----------------------------------------------------------------------

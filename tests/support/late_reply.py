@@ -13,15 +13,17 @@ _HOUR_MS = 3_600_000
 
 
 @contextmanager
-def late_reply() -> Iterator[None]:
-    """An hour passes between the first acquire or adopt in the block and its reply.
+def late_reply(after_ms: float = _HOUR_MS) -> Iterator[None]:
+    """So much time passes between the first acquire or adopt in the block and its reply.
 
     It passes on the clock of the Redis backends only, which is right again for the next request.
     """
-    passed_ms = iter([0, _HOUR_MS])
+    sent_at_ms = holder_clock_ms()
+    readings_ms = iter([sent_at_ms, sent_at_ms + after_ms])
 
     def clock_ms() -> float:
-        return holder_clock_ms() + next(passed_ms, 0)
+        reading_ms = next(readings_ms, None)
+        return holder_clock_ms() if reading_ms is None else reading_ms
 
     with (
         mock.patch.object(redis_backend, "holder_clock_ms", clock_ms),
