@@ -54,6 +54,13 @@ _WAKE_UPS = (
     "tests/faults/test_waiter.py",
     "tests/faults/test_wake_listener.py",
 )
+_WAITERS = ("tests/unit/test_waiter_steps.py", "tests/faults/test_waiter.py")
+_UNDO = (
+    "tests/unit/test_undo_steps.py",
+    "tests/redis/test_undo_thread.py",
+    "tests/redis/test_undo.py",
+)
+_WHAT_IS_UNDONE = ("tests/redis/test_what_is_undone.py", "tests/redis/test_undo.py")
 _HEARTBEAT = ("tests/unit/test_schedule.py", "tests/faults/test_heartbeat.py")
 _BLOCKS = (
     "tests/redis/test_reentrancy.py",
@@ -86,7 +93,33 @@ TARGETS = (
         Target(f"syncguard/redis/lua/{script}.lua", _WAKE_UPS)
         for script in ("pass_on_wake_up", "next_turn", "end_wait", "ring_bell")
     ),
+    Target(
+        "syncguard/redis/lua/counts.lua",
+        ("tests/redis/test_exact_expiry.py", "tests/redis/test_fence_counters.py"),
+    ),
     Target("syncguard/redis/local_waiters.py", ("tests/unit/test_local_waiters.py", *_WAKE_UPS)),
+    Target("syncguard/redis/waiter.py", _WAITERS),
+    Target(
+        "syncguard/redis/waiter_async.py",
+        ("tests/unit/test_waiter_steps.py", "tests/redis/test_waiter_async.py"),
+    ),
+    Target("syncguard/redis/spent_ids.py", ("tests/unit/test_spent_ids.py", *_UNDO)),
+    Target("syncguard/redis/undo_thread.py", _UNDO),
+    Target(
+        "syncguard/redis/redis_backend.py",
+        _WHAT_IS_UNDONE,
+        (
+            "RedisBackend.run_acquire",
+            "RedisBackend._adopt",
+            "RedisBackend._undo_unanswered",
+            "RedisBackend.undo",
+        ),
+    ),
+    Target(
+        "syncguard/redis/redis_backend_async.py",
+        _WHAT_IS_UNDONE,
+        ("AsyncRedisBackend._run_acquire", "AsyncRedisBackend.adopt", "_first_try"),
+    ),
     Target(
         "syncguard/_backend/deadline.py",
         ("tests/unit/test_deadline.py", "tests/faults/test_deadline.py"),
