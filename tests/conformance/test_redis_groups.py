@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from sentinel_servers import NAME, NEVER_DOWN, SentinelServers
 
-from syncguard.redis import AsyncRedisBackend, RedisBackend
+from syncguard.redis import AsyncRedisBackend, RedisBackend, client_from_url
 from syncguard.testing import BlockingFacade, LockBackendConformance, LoopThread
 
 pytestmark = [pytest.mark.rounds, pytest.mark.slow]
@@ -97,6 +97,11 @@ class Asyncio(OnServers):
 
 
 class OnSentinel:
+    @pytest.fixture(autouse=True)
+    def patience(self, monkeypatch):
+        """A busy machine may pause a Sentinel for longer than it is usually waited for."""
+        monkeypatch.setattr(client_from_url, "SENTINEL_TIMEOUT_S", 60.0)
+
     @pytest.fixture
     def servers(self, sentinel_servers):
         return sentinel_servers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from syncguard import (
     aio,
     lock,
 )
+from syncguard._backend.deadline import Deadline
 from syncguard.redis import AsyncRedisBackend, RedisBackend
 from syncguard.redis._transport.cluster_runner import ClusterRunner
 from syncguard.redis._transport.runner_async import AsyncClusterRunner
@@ -331,6 +333,25 @@ def test_asyncio_a_call_that_ends_after_the_backend_was_closed_connects_nothing(
             await client.aclose()
 
     asyncio.run(asyncio.wait_for(main(), 240))
+
+
+def test_asyncio_a_client_that_is_first_used_after_a_deadline_closes_all_its_connections(
+    three: ClusterServers,
+) -> None:
+    """The call has not begun, so nothing but the update of the map has connected."""
+
+    async def main() -> None:
+        client = redis.asyncio.RedisCluster(**three.client_settings(PATIENT_S))
+        async with AsyncRedisBackend(client) as backend:
+            runner = backend._runner
+            assert isinstance(runner, AsyncClusterRunner)
+            with pytest.raises(NetworkTimeout):
+                await runner.run(backend._calls.is_locked("k"), Deadline.after(-1))
+            await wait_until_async(lambda: not runner._map._running, 60)
+        await client.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+    gc.collect()  # what was not closed is an error of this test
 
 
 def test_asyncio_nothing_connects_again_after_the_client_was_closed(

@@ -160,6 +160,8 @@ class AsyncClusterMap:
 
     async def _update(self, name: str) -> None:
         with closed_is_a_fault():
+            # First: a client that does not know its nodes would not close those that we find.
+            await self._client.initialize()
             try:
                 node_of(self._client, name)  # the client's own methods raise KeyError
                 await self._client.execute_command(*_harmless(name))
