@@ -127,6 +127,8 @@ def test_asyncio_closing_ends_all_updates_at_once_and_can_be_cancelled(monkeypat
         cancelled = []
 
         class Stubborn(Client):
+            async def initialize(self): ...
+
             async def execute_command(self, *command):
                 while not never.is_set():
                     try:
