@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import os
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -304,7 +304,7 @@ def test_a_forked_child_does_not_wait_for_locks_of_its_parents_client(
         assert locked.wait(60)
         child = os.fork()
         if child == 0:
-            signal.alarm(60)
+            faulthandler.dump_traceback_later(60, exit=True)
             try:
                 backend.is_locked("k")
                 backend.close()

@@ -26,7 +26,7 @@ class Client:
         self.commands = []
         self.readings = 0
         self._command = command
-        self.nodes_manager = SimpleNamespace(initialize=self._initialize)
+        self.nodes_manager = SimpleNamespace(initialize=self._initialize, nodes_cache={})
 
     def _initialize(self):
         self.readings += 1

@@ -201,7 +201,7 @@ def _unlock_clusters_after_fork() -> None:
         inner._lock = manager._lock = threading.RLock()  # redis-py has one for both
         if hasattr(manager, "_initialization_lock"):
             manager._initialization_lock = threading.RLock()
-        for node in manager.nodes_cache.values():
+        for node in getattr(manager, "nodes_cache", {}).values():
             runner_pool(node.redis_connection)  # its pool is unlocked with the others
 
 
