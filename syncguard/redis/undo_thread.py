@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import contextlib
 import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -85,8 +85,10 @@ class UndoThread:
         """Begin without jobs and without a thread."""
         self.is_running = False
         self._jobs: dict[str, Undo] = {}
-        # Re-entrant: an interrupt may come while this thread is inside of it.
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Acquired, except from a ring to the end of the next sleep. Not a queue: the queues of
+        # CPython 3.10 and 3.11 may wait for ever if their time-out is about a microsecond.
+        self._bell = threading.Lock()
+        self._bell.acquire()
         self._exits = False
         self._tried_at_exit = threading.Event()
         self._overflow_is_logged = False
@@ -114,12 +116,16 @@ class UndoThread:
     def enqueue(self, job: Undo, lock_name: str) -> Undo:
         """Enqueue a job, and return it; or the job that this lock id has already."""
         known = self._jobs.get(job.lock_id)
-        if known is not None:
-            return known
-        spent_ids.add(job.lock_id, lock_name)
-        self._jobs[job.lock_id] = job
-        self._wake.put(None)
-        return job
+        if known is None:
+            spent_ids.add(job.lock_id, lock_name)
+            known = self._jobs[job.lock_id] = job
+        self.ring()  # also for one that is known: an interrupt may have come before its ring
+        return known
+
+    def ring(self) -> None:
+        """End the sleep of the thread, or its next one."""
+        with contextlib.suppress(RuntimeError):  # it was rung already
+            self._bell.release()
 
     @property
     def pending(self) -> int:
@@ -133,7 +139,7 @@ class UndoThread:
     def try_once_at_exit(self) -> None:
         if self.is_running and self._jobs:
             self._exits = True
-            self._wake.put(None)
+            self.ring()
             self._tried_at_exit.wait(EXIT_TIMEOUT_S)
 
     # -- the thread ---------------------------------------------------------------------------
@@ -154,13 +160,7 @@ class UndoThread:
     def _sleep(self) -> None:
         """Until a job is due, or one was added."""
         dues = [job.due for job in list(self._jobs.values())]
-        timeout_s = max(0.0, min(dues) - time.monotonic()) if dues else None
-        try:
-            self._wake.get(timeout=timeout_s)
-            while True:
-                self._wake.get_nowait()
-        except queue.Empty:
-            pass
+        self._bell.acquire(timeout=max(0.0, min(dues) - time.monotonic()) if dues else -1)
 
     def _drop_oldest(self) -> None:
         too_many = len(self._jobs) - MAX_PENDING

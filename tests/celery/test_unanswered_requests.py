@@ -9,6 +9,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from short_time_out import short_time_out
+from undos_held_back import undos_held_back
 from wait_until import wait_until
 from wrapped_backends import WrappedBackend
 
@@ -71,9 +72,10 @@ def is_queued(app):
 
 
 @pytest.fixture
-def no_undo(monkeypatch):
-    """Undos are not tried: what a caller that comes back gets must not depend on them."""
-    monkeypatch.setattr(undo_thread, "_try_due", lambda: undo_thread._wake.get())
+def no_undo():
+    """What a caller that comes back gets must not depend on undos."""
+    with undos_held_back():
+        yield
 
 
 def is_locked(server, key):

@@ -387,6 +387,7 @@ def test_asyncio_an_extension_that_is_cancelled_is_sent_again_and_not_logged(
                 connection = beat_now_async(held, backend)
                 await wait_until_extended_async(held)
                 for wait_for_send in (False, True):
+                    await wait_until_async(lambda: connection.task is None)
                     with frail_redis.paused():
                         beat_now_async(held, backend)
                         await wait_until_async(lambda: connection.task is not None)

@@ -29,9 +29,12 @@ def wait_until(condition: Callable[[], object], within_s: float = 30) -> None:
 
 
 def wait_until_extended(held: Held) -> None:
-    """Wait for one more extension."""
-    before = held.expires_at_ms
-    wait_until(lambda: held.expires_at_ms > before)
+    """Wait for one more extension.
+
+    Seen at the holder's clock: two extensions within a millisecond have one ``expires_at_ms``.
+    """
+    before = held.deadline_ms
+    wait_until(lambda: held.deadline_ms > before)
 
 
 async def wait_until_async(condition: Callable[[], object], within_s: float = 30) -> None:
@@ -42,8 +45,8 @@ async def wait_until_async(condition: Callable[[], object], within_s: float = 30
 
 
 async def wait_until_extended_async(held: Held) -> None:
-    before = held.expires_at_ms
-    await wait_until_async(lambda: held.expires_at_ms > before)
+    before = held.deadline_ms
+    await wait_until_async(lambda: held.deadline_ms > before)
 
 
 def is_between_two_beats(held: Held) -> bool:

@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from short_time_out import short_time_out
+from undos_held_back import undos_held_back
 from wait_until import wait_until
 
 from syncguard import (
@@ -286,9 +287,10 @@ def test_an_undo_wakes_a_waiter(backend_on, server, run):
 
 
 @pytest.fixture
-def no_undo(monkeypatch):
-    """Undos are not tried: what a caller that comes back gets must not depend on them."""
-    monkeypatch.setattr(undo_thread, "_try_due", lambda: undo_thread._wake.get())
+def no_undo():
+    """What a caller that comes back gets must not depend on undos."""
+    with undos_held_back():
+        yield
 
 
 @pytest.mark.usefixtures("no_undo")
@@ -324,17 +326,10 @@ def test_a_caller_that_comes_back_does_not_replace_the_lock_of_another(backend_o
 
 
 @pytest.fixture
-def undo_may_run(monkeypatch):
+def undo_may_run():
     """Undos are tried once this event is set."""
-    may_run, try_due = threading.Event(), undo_thread._try_due
-
-    def try_when_allowed():
-        may_run.wait()
-        try_due()
-
-    monkeypatch.setattr(undo_thread, "_try_due", try_when_allowed)
-    yield may_run
-    may_run.set()
+    with undos_held_back() as may_run:
+        yield may_run
 
 
 def test_the_undo_of_a_replaced_lock_does_not_release_the_new_one(

@@ -181,7 +181,7 @@ def test_a_thread_that_was_ended_is_replaced_before_the_next_acquire(syncguard_r
         backend.acquire("k")
         with monkeypatch.context() as patch:
             patch.setattr(undo_thread, "_try_due", end)
-            undo_thread._wake.put(None)
+            undo_thread.ring()
             wait_until(lambda: not undo_thread.is_running)
         # pytest warns of its end, and must do so in this test.
         wait_until(lambda: not ended[0].is_alive())

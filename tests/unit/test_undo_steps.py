@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import queue
 import threading
 from types import SimpleNamespace
 
@@ -62,6 +61,10 @@ def enqueue(thread):
     return enqueue
 
 
+def is_rung(thread):
+    return not thread._bell.locked()
+
+
 def is_spent(job):
     return job.lock_id in spent_ids.of_lock("lock")
 
@@ -95,39 +98,54 @@ def test_the_thread_does_not_keep_its_process_alive(thread, monkeypatch):
 
 def test_a_new_job_wakes_the_thread(thread, enqueue):
     enqueue(Server())
-    assert not thread._wake.empty()
+    assert is_rung(thread)
 
 
-def test_wake_ups_that_came_together_end_one_sleep(thread):
-    for _ in range(3):
-        thread._wake.put(None)
+def test_a_job_that_is_known_wakes_the_thread_too(thread):
+    """An interrupt may have come before it was rung for."""
+    call = CALLS.undo(CALLS.acquire("k", TTL_MS, None).lock_id)
+    first = Undo(call, Server, TTL_MS)
+    assert thread.enqueue(first, "lock") is first
+    assert is_rung(thread)
     thread._sleep()
-    assert thread._wake.empty()
+    assert thread.enqueue(Undo(call, Server, TTL_MS), "lock") is first
+    assert is_rung(thread)
 
 
-class Wake:
-    """A queue in which nothing arrives."""
+def test_a_new_thread_sleeps_until_it_is_rung(thread):
+    assert not is_rung(thread)
+
+
+def test_rings_that_came_together_end_one_sleep(thread):
+    for _ in range(3):
+        thread.ring()
+    thread._sleep()
+    assert not is_rung(thread)
+
+
+class SilentBell:
+    """A bell that nobody rings."""
 
     def __init__(self):
         self.waited_s = []
 
-    def put(self, _item): ...
+    def release(self): ...
 
-    def get(self, timeout):
+    def acquire(self, timeout):
         self.waited_s.append(timeout)
-        raise queue.Empty
+        return False
 
 
 @pytest.mark.parametrize(
     ("dues", "waits_s"),
-    [([], None), ([NOW + 5], 5), ([NOW + 5, NOW + 2], 2), ([NOW], 0), ([NOW - 3], 0)],
+    [([], -1), ([NOW + 5], 5), ([NOW + 5, NOW + 2], 2), ([NOW], 0), ([NOW - 3], 0)],
 )
 def test_the_thread_sleeps_until_the_first_job_is_due(thread, enqueue, dues, waits_s):
-    thread._wake = wake = Wake()
+    thread._bell = bell = SilentBell()
     for due in dues:
         enqueue(Server(), due=due)
     thread._sleep()
-    assert wake.waited_s == [waits_s]
+    assert bell.waited_s == [waits_s]
 
 
 def test_in_each_round_the_thread_sleeps_then_drops_then_tries(thread, monkeypatch):
@@ -298,10 +316,10 @@ def test_at_exit_the_thread_is_told_and_waited_for_if_it_runs_and_has_a_job(
 ):
     if has_job:
         enqueue(Server(), due=NOW + 5)
-    thread._wake = queue.SimpleQueue()
+        thread._sleep()
     thread._tried_at_exit = RecordedWait()
     thread.is_running = is_running
     thread.try_once_at_exit()
     assert thread._tried_at_exit.waited_s == waited_s
     assert thread._exits is bool(waited_s)
-    assert thread._wake.empty() is not bool(waited_s)
+    assert is_rung(thread) is bool(waited_s)
