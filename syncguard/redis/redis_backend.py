@@ -438,6 +438,8 @@ class RedisBackend(Configured, BlockingBackend):
     def _undo_target(self, lock_id: str) -> Callable[[], Target]:
         def target() -> Target:
             name = self._calls.names.index(lock_id)
+            if isinstance(self._runner, ClusterRunner):
+                self._runner.map.require_nodes()
             try:
                 pool = self._pool_of(name)
             except FAULTS:  # no node has this slot

@@ -9,6 +9,7 @@ from typing import Protocol
 from syncguard._backend.deadline import Deadline
 from syncguard._backend.optional import Refusal
 from syncguard._backend.required import check_signal
+from syncguard._lock.cancellation import settle
 from syncguard._lock.handles import AsyncAcquired
 from syncguard._lock.sleeping_waiter import sleep_async
 from syncguard.redis.local_waiters import WakeList
@@ -93,7 +94,7 @@ class AsyncRedisWaiter:
             return None
         listener = self._find_listener(self._names)
         if listener is not self._listener:  # the lock is on another node of the cluster now
-            await self.close()
+            await settle(self.close())  # if cancelled: what it owes to others is passed on
         if listener is None:
             return None
         if self._place is None:

@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import gc
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from relay import Relay
 from same_health import assert_same_health
 from wait_until import wait_until
 
-from syncguard import Acquisition, ServiceUnavailable, aio, lock
+from syncguard import Acquisition, ServiceUnavailable, aio, generate_lock_id, lock
 from syncguard.backend import Health
 from syncguard.redis import AsyncRedisBackend, RedisBackend, scripts
 from syncguard.redis._transport.runner_async import AsyncClusterRunner
@@ -267,6 +268,36 @@ def test_a_request_that_got_no_reply_is_undone_on_its_node(cluster: RedisServer)
         backend.undo(held.lock_id)
         wait_until(lambda: undo_thread.pending == 0)
         assert not backend.is_locked("k")
+
+
+def test_a_client_that_was_not_used_yet_undoes_too(cluster: RedisServer) -> None:
+    url = f"redis+cluster://127.0.0.1:{cluster.port}"
+    with RedisBackend.from_url(url) as holder, RedisBackend.from_url(url) as unused:
+        held = holder.acquire("k", ttl_ms=600_000)
+        assert held.ok
+        unused.undo(held.lock_id)
+        wait_until(lambda: undo_thread.pending == 0)
+        assert not holder.is_locked("k")
+
+
+def test_a_cluster_that_does_not_answer_does_not_hold_up_the_undos_of_others(
+    syncguard_redis: RedisServer,
+) -> None:
+    with contextlib.ExitStack() as opened:
+        silent = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        hangs = opened.enter_context(
+            RedisBackend.from_url(
+                f"redis+cluster://127.0.0.1:{silent.getsockname()[1]}", socket_timeout=300
+            )
+        )
+        backend = opened.enter_context(RedisBackend.from_url(syncguard_redis.url))
+        held = backend.acquire("k", ttl_ms=600_000)
+        assert held.ok
+        hangs.undo(generate_lock_id())
+        backend.undo(held.lock_id)
+        wait_until(lambda: not backend.is_locked("k"))
+        assert undo_thread.pending == 1
+        silent.close()
 
 
 @pytest.mark.parametrize("from_url", [False, True], ids=["client", "URL"])

@@ -223,6 +223,32 @@ def test_if_the_other_node_has_no_listener_the_waiter_leaves_and_sleeps(scene):
     assert scene.slept_ms == [2_000]
 
 
+def test_asyncio_a_waiter_that_is_cancelled_while_it_moves_leaves_completely():
+    """What it owes to other waiters is passed on at the end of leaving."""
+
+    class SlowListener(AsyncListener):
+        async def leave(self, *arguments, **named):
+            leaving.set()
+            await go_on.wait()
+            await super().leave(*arguments, **named)
+
+    async def main():
+        waiting = asyncio.ensure_future(scene.waiter.wait(2_000, None))
+        await leaving.wait()
+        waiting.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    leaving, go_on = asyncio.Event(), asyncio.Event()
+    scene = Scene(AsyncRedisWaiter, AsyncBackend(), SlowListener())
+    scene.wait(1_000, signal=None)
+    old, scene.listener = scene.listener, AsyncListener()
+    asyncio.run(main())
+    assert old.left == [(False, False)]
+
+
 # -- leaving ----------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+import redis
 from redis.exceptions import SlotNotCoveredError
 
 from syncguard._backend.deadline import Deadline
@@ -84,10 +85,19 @@ class ClusterMap:
     def discover(self, deadline: Deadline) -> None:
         """Ask for the nodes, if the client connects on first use. Raises errors of redis-py."""
         if not is_discovered(self._client):
-            reading = self._begin(_DISCOVERY, lambda: discover_nodes(self._client))
+            reading = self._begin_discovery()
             reading.wait(deadline)
             if reading.error is not None:
                 raise reading.error
+
+    def require_nodes(self) -> None:
+        """Raise ConnectionError if the nodes are not known yet, and begin to ask. Does not wait."""
+        if not is_discovered(self._client):
+            self._begin_discovery()
+            raise redis.ConnectionError("the nodes of the cluster are not known yet")
+
+    def _begin_discovery(self) -> Update:
+        return self._begin(_DISCOVERY, lambda: discover_nodes(self._client))
 
     def update(self, name: str, moved: bool = False) -> Update:
         """Begin to read the map again, because of a call for this name. Does not wait."""
