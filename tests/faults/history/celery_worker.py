@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from celery import Celery
 
 from history.log import Event, Log, read_file
 from history.plan import Plan
+from history.processes import WorkerProcess
 from history.worker import Orders, is_ready
 from syncguard.testing import RedisServer
 
@@ -43,12 +43,9 @@ def serve(orders: Orders, broker: str, pool: str) -> None:
 class CeleryWorker:
     """Runs tasks during the ``with`` block."""
 
-    def __init__(
-        self, address: str, folder: Path, plan: Plan, processes: ForkServerContext
-    ) -> None:
+    def __init__(self, address: str, folder: Path, plan: Plan) -> None:
         self._plan = plan
         self._broker = RedisServer()
-        self._processes = processes
         self._orders = Orders(
             name="celery",
             address=address,
@@ -79,7 +76,7 @@ class CeleryWorker:
     def _start(self) -> None:
         pool = "prefork" if self._plan.seed % 2 else "threads"
         arguments = (self._orders, self._broker.url, pool)
-        self._process = self._processes.Process(target=serve, args=arguments, name="celery")
+        self._process = WorkerProcess(target=serve, args=arguments, name="celery")
         self._process.start()
         deadline = time.monotonic() + _START_S
         while not is_ready(self._orders.folder, self._orders.name):

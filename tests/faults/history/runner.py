@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
@@ -18,14 +17,14 @@ from history.celery_worker import PRELOADED, CeleryWorker
 from history.checker import Violation, check
 from history.log import Event, Log, read
 from history.plan import Plan
+from history.processes import WorkerProcess, preload
 from history.stores import Store
 from history.worker import Orders, is_ready, say_go, work
 
 HANG_S: Final = 75.0
 """How long after the end of a run its workers may still work. Longer than ``checker.HANG_MS``."""
 
-_processes: Final = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["history.worker", *PRELOADED])
+preload("history.worker", *PRELOADED)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def _celery(plan: Plan, store: Store, folder: Path) -> Iterator[None]:
     if not plan.celery or store.max_processes == 1:
         yield
         return
-    with CeleryWorker(store.address, folder, plan, _processes):
+    with CeleryWorker(store.address, folder, plan):
         yield
 
 
@@ -91,7 +90,7 @@ class Crew:
         self._folder = folder
         self._log = log
         self._end = 0.0
-        self._running: list[multiprocessing.process.BaseProcess] = []
+        self._running: list[WorkerProcess] = []
         self._number = 0
 
     def start(self) -> None:
@@ -155,11 +154,11 @@ class Crew:
             tasks=plan.tasks,
             forks=plan.fault.forks,
         )
-        process = _processes.Process(target=work, args=(orders,), name=name, daemon=True)
+        process = WorkerProcess(target=work, args=(orders,), name=name, daemon=True)
         process.start()
         self._running.append(process)
 
-    def _end_hung(self, process: multiprocessing.process.BaseProcess) -> None:
+    def _end_hung(self, process: WorkerProcess) -> None:
         assert process.pid is not None
         os.killpg(process.pid, signal.SIGUSR1)
         stacks = self._folder / f"{process.name}.stacks"
