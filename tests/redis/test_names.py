@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from key_letters import KEY_LETTERS
 from redis.crc import key_slot
 
-from syncguard import LockError, generate_lock_id, make_storage_key
+from syncguard import MAX_KEY_LENGTH_BYTES, LockError, generate_lock_id, make_storage_key
 from syncguard.redis.names import BUCKETS, KEY_BUDGET_BYTES, RESERVE_BYTES, Names
 
 ID = "A" * 22
-TEXT = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=120
-)
+# In NFC, a character has 12 bytes at most.
+TEXT = st.text(KEY_LETTERS, min_size=1, max_size=MAX_KEY_LENGTH_BYTES // 12)
 KEYS = TEXT.filter(lambda key: not key.startswith(("fence:", "id:")))
 
 
@@ -44,9 +44,7 @@ def test_a_lock_has_the_names_of_the_specification():
     assert names.index(ID) == f"syncguard:id:{ID}"
 
 
-@given(
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=500), KEYS
-)
+@given(st.text(KEY_LETTERS, max_size=500), KEYS)
 def test_all_specified_names_come_from_the_specified_function(prefix, key):
     try:
         names = Names(prefix)
