@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -46,7 +46,7 @@ def test_an_exit_code_is_right_although_other_runs_start_processes() -> None:
     for other in others:
         other.start()
     for _ in range(PROCESSES):
-        process = WorkerProcess(target=os._exit, args=(3,))
+        process = WorkerProcess(target=sys.exit, args=(3,))
         process.start()
         process.join()
         codes[process.exitcode] += 1
