@@ -70,7 +70,7 @@ def run(command: list[str], environment: dict[str, str], folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=280,
+        timeout=900,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

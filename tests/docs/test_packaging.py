@@ -22,10 +22,6 @@ REPOSITORY = "https://github.com/syncguard/syncguard-python"
 IN_THE_REPOSITORY = re.compile(rf"{re.escape(REPOSITORY)}/(?P<kind>blob|raw)/main/(?P<path>[^#]+)")
 
 
-# These tests download and install: the tools of the build, Django, Celery.
-pytestmark = pytest.mark.timeout(1_200)
-
-
 def run(*command: str) -> str:
     done = subprocess.run(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900

@@ -36,7 +36,7 @@ def test_the_page_runs_in_a_shop_with_its_settings(tmp_path, syncguard_postgres_
         },
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

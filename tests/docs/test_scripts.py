@@ -37,7 +37,7 @@ def backend(syncguard_redis):
 def test_the_second_run_of_a_cron_job_ends_with_one_line_and_its_exit_code(script, backend):
     command = script("cron.md")
     first, second = (
-        subprocess.run(command, capture_output=True, text=True, timeout=120) for _ in range(2)
+        subprocess.run(command, capture_output=True, text=True, timeout=900) for _ in range(2)
     )
     assert (first.returncode, first.stderr) == (0, "")
     assert first.stdout == "nightly: working with fence 000000000000001\n"
