@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from key_letters import KEY_LETTERS
+from key_letters import KEY_LETTERS, fits
 from redis.crc import key_slot
 
-from syncguard import MAX_KEY_LENGTH_BYTES, LockError, generate_lock_id, make_storage_key
+from syncguard import LockError, generate_lock_id, make_storage_key
 from syncguard.redis.names import BUCKETS, KEY_BUDGET_BYTES, RESERVE_BYTES, Names
 
 ID = "A" * 22
-# In NFC, a character has 12 bytes at most.
-TEXT = st.text(KEY_LETTERS, min_size=1, max_size=MAX_KEY_LENGTH_BYTES // 12)
+TEXT = st.text(KEY_LETTERS, min_size=1, max_size=120).filter(fits)
 KEYS = TEXT.filter(lambda key: not key.startswith(("fence:", "id:")))
 
 
